@@ -1,0 +1,74 @@
+# README's two commands are `make ablation-position` and `make test`. Each first installs what is missing, into .venv.
+#
+#   make ablation-NAME   run what is left of a study, then write its report (ablations/NAME.py; dashes or underscores)
+#                        BUDGET=smoke|quick|full SEEDS=N JOBS=N|auto DEVICE=auto|cpu|cuda TRACKING_URI=URI RESULTS=DIR
+#   make dashboard       MLflow's pages on the local store (PORT=N RESULTS=DIR)
+#   make test            all tests, on both cores (ARGS='-k rope' for some)
+#   make lint            style, types, import rules
+#   make bench           speed against bare loops and against x-transformers
+#   make setup           only the installation (PYTHON=python3.12 to choose another one)
+#
+# When a command fails, make's last line has the command's own exit code ("Error 1": the study finished with failed runs, 2: a
+# mistake in the request, 130: interrupted, state saved); make's own is 2 for all of them. Scripts that care call
+# .venv/bin/harness, whose exit code is the real one. Ctrl-C reaches the command directly; make waits until it has saved.
+
+VENV   := .venv
+BENCH  := .venv-bench
+PYTHON ?=
+python := $(VENV)/bin/python
+
+options = $(if $(BUDGET),--budget '$(BUDGET)') $(if $(SEEDS),--seeds '$(SEEDS)') $(if $(JOBS),--jobs '$(JOBS)') \
+	$(if $(DEVICE),--device '$(DEVICE)') $(if $(TRACKING_URI),--tracking-uri '$(TRACKING_URI)') $(results)
+results = $(if $(RESULTS),--results '$(RESULTS)')
+
+.PHONY: help setup test lint bench dashboard always
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup: $(VENV)/installed
+
+# `always` stands in for .PHONY, which knows no patterns. `python -m harness` is the console script, but survives a moved clone.
+ablation-%: $(VENV)/installed always
+	$(python) -m harness ablate '$*' $(options)
+
+dashboard: $(VENV)/installed
+	$(python) -m harness dashboard $(if $(PORT),--port '$(PORT)') $(results)
+
+test: $(VENV)/installed
+	$(python) -m pytest -n 2 --dist worksteal $(ARGS)
+
+lint: $(VENV)/installed
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+	$(python) -m mypy
+	$(VENV)/bin/lint-imports
+
+# The file is touched last, so an interrupted installation is taken up again. The candidates are run, not only looked for:
+# pyenv answers for versions that are not active. Debian has venv in a package of its own.
+$(VENV)/installed: pyproject.toml .ci/constraints.txt
+	@$(python) -m pip --version >/dev/null 2>&1 || { found=; \
+	for candidate in $(or $(PYTHON),python3.11 python3 python3.12); do \
+	    if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; \
+	    then found=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	    echo "make: no Python 3.11 or 3.12 here (tried $(or $(PYTHON),python3.11 python3 python3.12)): install it, or name one with PYTHON=/path/to/python3.11" >&2; \
+	    exit 1; \
+	fi; \
+	"$$found" -c 'import venv, ensurepip' 2>/dev/null || { \
+	    echo "make: $$found has no venv module: install it (Debian, Ubuntu: apt-get install python3.11-venv)" >&2; exit 1; }; \
+	"$$found" -m venv $$($(python) -c '' 2>/dev/null || echo --clear) $(VENV); }
+	$(python) -m pip install --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[dev]'
+	@touch $@
+
+# x-transformers must not stand in .venv, where Lightning would find what comes with it. So it gets an environment laid over .venv:
+# it sees all of .venv and nothing of it is seen there.
+$(BENCH)/installed: $(VENV)/installed
+	$(python) -m venv --clear --without-pip $(BENCH)
+	@echo "import site; site.addsitedir('$$($(python) -c "import sysconfig; print(sysconfig.get_path('purelib'))")')" \
+	    > "$$($(BENCH)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/runtime.pth"
+	$(BENCH)/bin/python -m pip install --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[bench]'
+	@touch $@

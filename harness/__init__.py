@@ -1,0 +1,31 @@
+"""An ablation harness for Transformers: which component matters, how much, and how sure can one be?
+
+Importing it is cheap: what needs torch is loaded when it is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harness.conduct import run_study
+    from harness.runner import run
+    from harness.spec import ModelSpec, RunSpec, TrainSpec
+    from harness.study import Ablation, Budget
+
+__all__ = ["Ablation", "Budget", "ModelSpec", "RunSpec", "TrainSpec", "run", "run_study"]
+
+_HOMES = {
+    "Ablation": "harness.study",
+    "Budget": "harness.study",
+    "ModelSpec": "harness.spec",
+    "RunSpec": "harness.spec",
+    "TrainSpec": "harness.spec",
+    "run": "harness.runner",
+    "run_study": "harness.conduct",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'harness' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,77 @@
+"""Which attention kernel computes softmax(QKᵀ)V, and which one really did. All are exact; they differ in time and
+memory.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.schema import Level, UserError
+
+FUSED = ("flash", "efficient", "cudnn", "flex")  # marks in the names of torch's fused attention operators
+
+
+class Kernel(Level):
+    """Base of the attention-kernel axis."""
+
+    @abstractmethod
+    def context(self) -> AbstractContextManager[Any]:
+        """A context in which attention runs on this kernel; entered around every forward pass."""
+
+    def check(self, backend: str, reason: str) -> None:
+        """Raise `UserError` if the backend that ran is not the one asked for."""
+
+
+class Fastest(Kernel):
+    """Whatever torch finds fastest for the inputs: flash where it can run."""
+
+    def context(self) -> AbstractContextManager[Any]:
+        """Nothing to change."""
+        return nullcontext()
+
+
+class Flash(Kernel):
+    """FlashAttention or an error: tiles and an online softmax, no T×T matrix in memory (Dao et al. 2022,
+    arXiv:2205.14135).
+    """
+
+    def context(self) -> AbstractContextManager[Any]:
+        """Nothing to change: a kernel forced on inputs that it cannot take gives torch's error, not ours."""
+        return nullcontext()
+
+    def check(self, backend: str, reason: str) -> None:
+        """Flash must have run."""
+        if backend != "flash":
+            raise UserError(f"train.kernel = Flash: {backend} attention ran because {reason}; use Fastest() instead")
+
+
+class Math(Kernel):
+    """The explicit form, which stores the T×T weights: a reference for the others."""
+
+    def context(self) -> AbstractContextManager[Any]:
+        """Torch's math backend."""
+        return sdpa_kernel(SDPBackend.MATH)
+
+
+def backend_of(forward: Callable[[], Tensor]) -> str:
+    """The attention backend that a forward pass really runs: flash, efficient, cudnn, flex or math."""
+    with _Operators() as seen:
+        forward()
+    return next((mark for mark in FUSED if any(f"{mark}_attention" in name for name in seen.names)), "math")
+
+
+class _Operators(TorchDispatchMode):
+    """Collects the names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(str(func))
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,17 @@
+"""The sizes that components need to know of the model that they are built for."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's sizes: width, number of heads and layers, and the width of a head."""
+
+    d_model: int
+    num_heads: int
+    num_layers: int
+
+    @property
+    def d_head(self) -> int:
+        """Dimensions a head."""
+        return self.d_model // self.num_heads

@@ -1,0 +1,256 @@
+"""Conducts a study: plan → engine → mirror → report. Apart from `study`, which only plans, so that planning stays
+light.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, Protocol
+
+import pandas as pd
+import torch
+
+from harness.engine import Ended, Event, Job, LocalEngine
+from harness.results import ENDED, StudyData, load_study
+from harness.schema import UserError
+from harness.stats import compare
+from harness.study import Ablation, Device, Plan, make_plan, survey, write_plan
+
+PATIENCE = 30.0  # seconds that the end of a study waits for the tracking store; the rest is left to `harness sync`
+HASTE = 3.0  # the same after Ctrl-C
+
+
+class Display(Protocol):
+    """Whoever watches a study: a live table, plain lines, or nobody."""
+
+    def begin(self, plan: Plan, states: dict[str, str], notices: list[str]) -> None:
+        """The plan, and a state for each of its fingerprints."""
+
+    def event(self, event: Event) -> None:
+        """Something happened in the engine; at least a Tick every half second."""
+
+    def verdicts(self, comparison: pd.DataFrame) -> None:
+        """`stats.compare` of what has ended so far."""
+
+    def note(self, text: str) -> None:
+        """A sentence for people."""
+
+
+class Nobody:
+    """A display that shows nothing."""
+
+    def begin(self, plan: Plan, states: dict[str, str], notices: list[str]) -> None:
+        """Nothing."""
+
+    def event(self, event: Event) -> None:
+        """Nothing."""
+
+    def verdicts(self, comparison: pd.DataFrame) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an invocation ended."""
+
+    folder: Path
+    counts: dict[str, int]
+    interrupted: bool = False
+    unchanged: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """0 done, 1 done with failed runs, 130 interrupted."""
+        if self.interrupted:
+            return 130
+        return int(any(count for status, count in self.counts.items() if status != "finished"))
+
+
+def run_study(
+    ablation: Ablation,
+    *,
+    name: str = "study",
+    budget: str = "quick",
+    seeds: int | None = None,
+    jobs: int | Literal["auto"] = "auto",
+    device: Device | Literal["auto"] = "auto",
+    tracking_uri: str | None = None,
+    results: str | Path = "results",
+    display: Display | None = None,
+    command: str = "",
+) -> Outcome:
+    """Run what is left of a study and write its report into `results/name`.
+
+    Ended runs are not done again, interrupted ones resume. Ctrl-C (and SIGTERM, SIGHUP) saves and stops.
+
+    Raises:
+        UserError: the plan cannot be made, the folder cannot be written, another process conducts the study.
+    """
+    from harness.tracking import Mirror, default_uri
+
+    display = display or Nobody()
+    plan = make_plan(name, ablation, budget=budget, seeds=seeds, device=resolve_device(device))
+    sources = tuple(map(str, plan.sources()))
+    results = writable(Path(results))
+    folder = results / name
+    with locked(folder, name):
+        states, notices = survey(plan, folder)
+        display.begin(plan, states, notices)
+        if is_current(plan, folder, states):
+            return Outcome(folder, dict(Counter(states.values())), unchanged=True)
+        mirror = Mirror(tracking_uri or default_uri(results), folder)
+        mirror.prepare()
+        write_plan(plan, folder, command)
+        mirror.reap()
+        mirror.start()
+        left = [cell for cell in plan.cells if states[cell.fingerprint] not in ENDED]
+        todo = [
+            Job(cell.fingerprint, cell.spec.model_dump_json(), folder / "runs" / cell.fingerprint, sources)
+            for cell in left
+        ]
+        interrupted = bool(todo) and execute(todo, resolve_jobs(jobs, plan.device), display, folder)
+        if not interrupted:
+            publish(folder, display)
+        mirror.close(timeout=HASTE if interrupted else PATIENCE, status="KILLED" if interrupted else "FINISHED")
+        return Outcome(folder, dict(Counter(survey(plan, folder)[0].values())), interrupted)
+
+
+def execute(jobs: list[Job], workers: int, display: Display, folder: Path) -> bool:
+    """Work jobs off; whether a signal stopped it."""
+    with LocalEngine(min(workers, len(jobs))) as engine, stopping(engine) as stopped:
+        for event in engine.run(jobs):
+            display.event(event)
+            if isinstance(event, Ended):
+                display.verdicts(compare_study(load_study(folder)))
+        return stopped.is_set()
+
+
+def compare_study(data: StudyData) -> pd.DataFrame:
+    """`stats.compare` of a study's ended runs, under the baseline, margin and direction that it declares."""
+    document = data.document
+    return compare(
+        data.primary(), document["baseline"], document["margin"], higher_is_better=document["higher_is_better"]
+    )
+
+
+def publish(folder: Path, display: Display) -> None:
+    """Write the report of a study from its records."""
+    from harness.report import write_report
+
+    display.note("writing the report")
+    write_report(load_study(folder), folder)
+
+
+@contextmanager
+def stopping(engine: LocalEngine) -> Iterator[threading.Event]:
+    """Lets signals stop the engine instead of raising anywhere; the event tells that one came."""
+    stopped = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.set()
+        engine.stop()
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield stopped
+        return
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in signals}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def locked(folder: Path, name: str) -> Iterator[None]:
+    """Holds a study's folder for this process.
+
+    Raises:
+        UserError: another process holds it, and which.
+    """
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            holder = _holder(file.read())
+            raise UserError(f"study {name!r} is being run by {holder}; wait for it or stop it") from error
+        file.truncate(0)
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}))
+        file.flush()
+        yield
+
+
+def _holder(text: str) -> str:
+    try:
+        known: dict[str, Any] = json.loads(text)
+        return f"process {known['pid']} on {known['host']} since {known['since']}"
+    except (json.JSONDecodeError, KeyError):  # the holder is about to write it
+        return "another process"
+
+
+def writable(results: Path) -> Path:
+    """The results folder, made if need be.
+
+    Raises:
+        UserError: it cannot be made or written.
+    """
+    results = results.expanduser().absolute()
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--results {results}: cannot be made ({error.strerror}); name a folder that can") from error
+    if not os.access(results, os.W_OK | os.X_OK):
+        raise UserError(f"--results {results}: not writable; name another folder or change its rights")
+    return results
+
+
+def is_current(plan: Plan, folder: Path, states: dict[str, str]) -> bool:
+    """Whether every run has ended and the report on disk is of this plan and newer than every record."""
+    if any(state not in ENDED for state in states.values()):
+        return False
+    report, described = folder / "report.html", folder / "study.json"
+    if not report.exists() or not described.exists():
+        return False
+    of_this_plan = {key: value for key, value in plan.document("").items() if key not in CIRCUMSTANCES}
+    on_disk = {key: value for key, value in json.loads(described.read_text()).items() if key not in CIRCUMSTANCES}
+    records = [folder / "runs" / fingerprint / "record.json" for fingerprint in states]
+    newest = max(record.stat().st_mtime for record in records)
+    return json.loads(json.dumps(of_this_plan)) == on_disk and report.stat().st_mtime >= newest
+
+
+CIRCUMSTANCES = ("command", "commit", "environment")  # of the invocation, not of the plan
+
+
+def resolve_device(device: Device | Literal["auto"]) -> Device:
+    """CUDA if there is any and nobody said otherwise.
+
+    Raises:
+        UserError: CUDA was asked for and there is none.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch sees no CUDA device here; use --device cpu")
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+
+
+def resolve_jobs(jobs: int | Literal["auto"], device: Device) -> int:
+    """Worker processes: one a core on the CPU, one on a GPU, unless a number is given."""
+    if jobs == "auto":
+        return 1 if device == "cuda" else len(os.sched_getaffinity(0))
+    return jobs

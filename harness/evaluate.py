@@ -1,0 +1,99 @@
+"""Scores by length: exact match with and without the end token, token accuracy; teacher-forced, greedy as a check.
+
+Teacher forcing reads the right answer while predicting. For exact match its arg-max equals greedy decoding: the first
+wrong token spoils both. It takes one forward pass instead of one a token.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from harness.components.position import UnsupportedLength
+from harness.record import Mark, Score
+from harness.spec import RunSpec
+from tasks.task import EOS, IGNORED, Batch, Task
+
+Model = Callable[[Tensor], Tensor]  # token ids (B, T) to logits (B, T, V)
+
+METRICS = ("exact_match", "exact_match_no_end", "token_accuracy")
+GATE = 0.98  # in-distribution exact match from which on a task counts as learned
+CHUNK = 256  # sequences in a forward pass: enough to fill the kernels, little memory
+GREEDY_SAMPLES = 8
+
+
+@torch.no_grad()
+def score_batch(model: Model, batch: Batch) -> dict[str, float]:
+    """Each metric's mean over a batch, within 0 … 1.
+
+    `exact_match` asks for every answer token and the end token; where the task does not train the end token it equals
+    `exact_match_no_end`. `token_accuracy` is over the answer's tokens without the end.
+    """
+    chunks = zip(batch.inputs.split(CHUNK), batch.targets.split(CHUNK), strict=True)
+    right = torch.cat([model(inputs).argmax(-1) == targets for inputs, targets in chunks])
+    answered = batch.targets != IGNORED
+    content = answered & (batch.targets != EOS)
+    values = (whole(right, answered), whole(right, content), right[content])
+    return {metric: hits.double().mean().item() for metric, hits in zip(METRICS, values, strict=True)}
+
+
+def whole(right: Tensor, asked: Tensor) -> Tensor:
+    """`(B,)`: whether every asked position `(B, T)` of a sequence is right."""
+    return (right | ~asked).all(dim=1)
+
+
+def score_lengths(
+    model: Model, spec: RunSpec, lengths: Iterable[int], *, stream: str, samples: int
+) -> tuple[Score, ...]:
+    """Every metric at every length, on `samples` sequences a length; a length that the model cannot take scores 0."""
+    device = torch.device(spec.device)
+    scores: list[Score] = []
+    for length in lengths:
+        mark: Mark = "seen" if was_seen(spec, length) else ""
+        try:
+            batch = spec.task.batch(spec.seed, stream, 0, samples, length, device)
+            values = score_batch(model, batch)
+        except UnsupportedLength:
+            values, mark = dict.fromkeys(METRICS, 0.0), "unsupported"
+        scores += [Score(length=length, metric=m, value=v, mark=mark) for m, v in values.items()]
+    return tuple(scores)
+
+
+def all_lengths(task: Task) -> list[int]:
+    """Training lengths, then test lengths."""
+    return [*task.lengths.training, *task.lengths.test]
+
+
+def was_seen(spec: RunSpec, length: int) -> bool:
+    """Whether a length has so few sources that training saw about all of them."""
+    training = spec.task.lengths.training
+    samples = spec.train.sampling.distinct(spec.train.steps, spec.train.batch_size) / len(training)
+    return length in training and spec.task.space(length) <= samples
+
+
+def zero_scores(spec: RunSpec) -> tuple[Score, ...]:
+    """What a model that diverged scores: nothing, everywhere."""
+    lengths = all_lengths(spec.task)
+    return tuple(Score(length=n, metric=m, value=0.0, mark="diverged") for n in lengths for m in METRICS)
+
+
+def mean_score(scores: Iterable[Score], lengths: Iterable[int], metric: str = "exact_match") -> float:
+    """The mean of a metric over lengths, each weighing the same; NaN where nothing was scored."""
+    wanted = set(lengths)
+    values = [score.value for score in scores if score.metric == metric and score.length in wanted]
+    return sum(values) / len(values) if values else float("nan")
+
+
+@torch.no_grad()
+def greedy_agreement(model: Model, spec: RunSpec) -> float:
+    """Share of some sequences on which token-by-token decoding and teacher forcing agree on exact match: 1 or a bug."""
+    length = spec.task.lengths.train[1]
+    batch = spec.task.batch(spec.seed, "eval", 0, GREEDY_SAMPLES, length, torch.device(spec.device))
+    asked = batch.targets != IGNORED
+    forced = whole(model(batch.inputs).argmax(-1) == batch.targets, asked)
+    first = int(asked[0].int().argmax())
+    sequence = batch.inputs[:, : first + 1]
+    for _ in range(first, batch.inputs.shape[1]):
+        sequence = torch.cat([sequence, model(sequence)[:, -1:].argmax(-1)], dim=1)
+    decoded = whole(sequence[:, 1:] == batch.targets, asked)
+    return (decoded == forced).double().mean().item()

@@ -1,0 +1,86 @@
+"""The LightningModule: step, loss, optimiser, schedule."""
+
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.evaluate import whole
+from harness.seeding import seed_global
+from harness.spec import RunSpec
+from harness.transformer import build_model
+from tasks.task import IGNORED, Batch
+
+
+def answer_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy (nats) over the answer's tokens; logits `(B, T, V)`, targets `(B, T)`."""
+    return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Optimiser groups by module type: weights of linear maps decay; biases, norms, embeddings and others do not."""
+    decaying = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    decayed = [p for p in model.parameters() if id(p) in decaying]
+    others = [p for p in model.parameters() if id(p) not in decaying]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+class TransformerModule(pl.LightningModule):
+    """Trains the model of a RunSpec. A step's batch comes from (seed, step), so a loader has no state to save.
+
+    After each step `loss`, `exact_match`, `gradient_norm` (detached scalars), `learning_rate` and `shape` (B, T) tell
+    of it.
+    """
+
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.model = build_model(spec.model, spec.task.vocab_size, seed=spec.seed)
+        self.loss = self.exact_match = self.gradient_norm = torch.zeros(())
+        self.learning_rate = 0.0
+        self.shape = (0, 0)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits `(B, T, V)` on the spec's attention kernel."""
+        with self.spec.train.kernel.context():
+            return self.model(tokens)
+
+    def training_step(self, _batch: object, _index: int) -> Tensor:
+        """The loss of this step's batch; what draws from the global generator sees it seeded from (seed, step)."""
+        seed_global(self.spec.seed, "step", self.global_step)
+        batch = self.batch(self.global_step)
+        logits = self(batch.inputs)
+        loss = answer_loss(logits, batch.targets)
+        self.loss, self.shape = loss.detach(), (batch.inputs.shape[0], batch.inputs.shape[1])
+        right = logits.detach().argmax(-1) == batch.targets
+        self.exact_match = whole(right, batch.targets != IGNORED).float().mean()
+        return loss
+
+    def batch(self, step: int) -> Batch:
+        """The training batch of a step."""
+        train = self.spec.train
+        return train.sampling.batch(self.spec.task, self.spec.seed, step, train.batch_size, self.device)
+
+    def configure_optimizers(self) -> Any:
+        """Fused AdamW with decay groups and the schedule, moved every step."""
+        train = self.spec.train
+        optimizer = torch.optim.AdamW(
+            decay_groups(self.model, train.weight_decay),
+            lr=train.learning_rate,
+            betas=(train.beta1, train.beta2),
+            eps=train.eps,
+            fused=True,
+        )
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: train.schedule.factor(min(step, train.steps - 1), train.steps)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        """Clip to the spec's norm, or only measure it: one pass over the gradients either way."""
+        limit = self.spec.train.gradient_clip
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit or float("inf"), foreach=True)
+        self.gradient_norm = norm.detach()
+        self.learning_rate = float(optimizer.param_groups[0]["lr"])

@@ -1,0 +1,98 @@
+"""RunRecord: what one run left behind. On disk it is the truth; everything else is made from it.
+
+Reading records needs neither torch nor the specs that made them.
+"""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harness.schema import UserError
+
+Status = Literal["finished", "diverged", "out_of_memory", "failed"]
+Mark = Literal["", "unsupported", "diverged", "seen"]
+
+
+class Score(BaseModel):
+    """One metric at one length.
+
+    `mark` says what a reader must know: *unsupported* (the model cannot take the length; scored 0), *diverged* (scored
+    0), *seen* (so few sources of this length exist that training saw them all).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    length: int
+    metric: str
+    value: float
+    mark: Mark = ""
+
+
+class RunRecord(BaseModel):
+    """The outcome of a RunSpec: status and cause, scores by length, final metrics, ledger, environment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    fingerprint: str
+    spec: dict[str, Any]
+    status: Status
+    cause: str = ""
+    scores: tuple[Score, ...] = ()
+    final: dict[str, float] = Field(default_factory=dict)
+    ledger: dict[str, int | float | str] = Field(default_factory=dict)
+    environment: dict[str, str] = Field(default_factory=dict)
+    started: Annotated[float, Field(ge=0)] = 0.0
+    ended: Annotated[float, Field(ge=0)] = 0.0
+
+    def write(self, path: Path) -> None:
+        """Write the record whole or not at all."""
+        write_atomically(path, self.model_dump_json(indent=1))
+
+    @classmethod
+    def read(cls, path: Path) -> "RunRecord":
+        """The record in a file.
+
+        Raises:
+            UserError: the file is corrupt; set it aside and run again.
+        """
+        try:
+            return cls.model_validate_json(path.read_text())
+        except (ValidationError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: this is not a run record; remove it and the run is done again") from error
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file in one step, so that a reader or a kill at any moment finds the old content or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_curves(path: Path) -> list[dict[str, float]]:
+    """The lines of a `curves.jsonl`, without a last line that a kill has torn and without a step's second telling."""
+    if not path.exists():
+        return []
+    lines: dict[int, dict[str, float]] = {}
+    for text in path.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        lines.setdefault(line["step"], line)
+    return list(lines.values())
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a corrupt file so that it is neither used nor lost; the new path."""
+    aside = path.with_name(f"{path.name}.corrupt")
+    return path.replace(aside)

@@ -1,0 +1,134 @@
+"""The report of a study: tables and figures; the only seaborn import.
+
+`write_report` turns a study in any state into a folder that explains itself. It draws on bare `Figure`s, never through pyplot,
+so that it can run while other threads work. Beyond DESIGN.md's files it writes `tables/`, the page's tables unrounded,
+and `scores.csv` has two more columns (`mark`, `split`), without which a 0 for an unsupported length would mislead.
+"""
+
+import base64
+import io
+import json
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jinja2
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from PIL import Image as Raster
+
+from harness.record import write_atomically
+from harness.report.answer import answer
+from harness.report.figures import Picture, score_pictures
+from harness.report.inside import inside_pictures
+from harness.report.look import drawing
+from harness.report.page import Image, Page, compose
+from harness.report.tables import Findings, findings, runs_table, scores_table
+
+if TYPE_CHECKING:
+    from harness.results import StudyData
+
+__all__ = ["answer", "write_report"]
+
+DPI = 200
+SMALL_DPI = 130  # published reports are committed
+
+
+def write_report(data: "StudyData", folder: Path, *, publish: bool = False) -> None:
+    """Write a study's report into a folder, over an earlier one.
+
+    Args:
+        data: the study, finished or not.
+        folder: gets `runs.csv`, `scores.csv`, `comparison.csv`, `tables/`, `report.md`, `report.html` (needs no other file) and
+            `figures/` (PNG and PDF).
+        publish: the small form that is committed: coarser PNGs, and `provenance.json`.
+    """
+    found = findings(data)
+    images = _draw(found, folder / "figures", SMALL_DPI if publish else DPI)
+    page = compose(found, images)
+    _write_tables(found, folder)
+    write_atomically(folder / "report.html", render(page, "report.html.j2"))
+    write_atomically(folder / "report.md", render(page, "report.md.j2"))
+    if publish:
+        write_atomically(folder / "provenance.json", _provenance(found))
+
+
+def _draw(found: Findings, folder: Path, dpi: int) -> dict[str, Image]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with drawing():
+        pictures = chain(score_pictures(found), inside_pictures(found))
+        return {picture.name: _save(picture, folder, dpi) for picture in pictures}
+
+
+def _save(picture: Picture, folder: Path, dpi: int) -> Image:
+    """Write a picture as PNG and PDF; each is drawn once, on a canvas of its own (`savefig` draws everything twice)."""
+    figure = picture.figure
+    figure.dpi = dpi
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    figure.set_layout_engine("none")  # it has done its work
+    png, pdf = few_colours(np.asarray(canvas.buffer_rgba())), io.BytesIO()
+    FigureCanvasPdf(figure).print_pdf(pdf, metadata={"CreationDate": None, "Title": picture.title})
+    write_atomically(folder / f"{picture.name}.png", png)
+    write_atomically(folder / f"{picture.name}.pdf", pdf.getvalue())
+    files = [f"figures/{picture.name}.{kind}" for kind in ("png", "pdf")]
+    return Image(picture.title, picture.caption, base64.b64encode(png).decode(), files, picture.wide)
+
+
+def few_colours(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """Pixels `(height, width, 4)` as a PNG of 256 colours: a third of the bytes, and no eye can tell."""
+    out = io.BytesIO()
+    raster = Raster.fromarray(pixels).convert("RGB")
+    raster.quantize(256, dither=Raster.Dither.NONE).save(out, "png", compress_level=9)
+    return out.getvalue()
+
+
+def _write_tables(found: Findings, folder: Path) -> None:
+    tables = {
+        "runs": runs_table(found.data),
+        "scores": scores_table(found.data),
+        "comparison": found.compared,
+        "tables/verdicts": found.verdicts,
+        "tables/lengths": found.lengths,
+        "tables/ledger": found.ledger,
+        "tables/failures": found.failures,
+        "tables/unsupported": found.unsupported,
+        "tables/steps_to_threshold": found.speed,
+    }
+    for name, table in tables.items():
+        write_atomically(folder / f"{name}.csv", csv(table))
+
+
+def csv(table: pd.DataFrame) -> str:
+    """CSV whose numbers read back as the same floats, with the same bytes on every system."""
+    return str(table.to_csv(index=False, lineterminator="\n"))
+
+
+def render(page: Page, template: str) -> str:
+    """A page through one of the templates; HTML escapes whatever users wrote, Markdown by its own filter."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parents[1] / "templates"),
+        autoescape=jinja2.select_autoescape(["html.j2"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["md"] = markdown
+    return environment.get_template(template).render(page=page)
+
+
+def markdown(text: str) -> str:
+    """Text that Markdown shows as it is, on one line, also inside a table's cell."""
+    escaped = "".join(f"\\{c}" if c in "\\`*|[]<>#~" else c for c in text)
+    return " ".join(escaped.split()).replace("&", "&amp;")
+
+
+def _provenance(found: Findings) -> str:
+    document = found.document
+    facts = {name: document.get(name) for name in ("study", "command", "budget", "commit", "environment", "seeds")}
+    return json.dumps({**facts, "published": datetime.now(UTC).isoformat(timespec="seconds")}, indent=1) + "\n"
+

@@ -1,0 +1,131 @@
+"""The answer in two sentences, made from the verdicts alone: the first says what they show, the second what they do not."""
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from harness.report.tables import missed_gate, outcome_counts, planned_scores, variants_of
+from harness.report.wording import (
+    FAILURES,
+    PENDING,
+    STATUSES,
+    counted,
+    decimal,
+    interval,
+    listed,
+    metric_name,
+    span,
+)
+
+if TYPE_CHECKING:
+    from harness.results import StudyData
+
+DECIDED = ("better", "worse", "equivalent")
+
+
+def answer(data: "StudyData", comparison: pd.DataFrame) -> str:
+    """What a study shows, in two sentences.
+
+    The first names every comparison with the verdict *better*, *worse* or *equivalent*, with its difference and interval, and
+    nothing else; the second those that are *undecided*, runs that failed, missed the gate or are still to come.
+    """
+    return f"{_shown(data, comparison)} {_open(data, comparison)}"
+
+
+def score_phrase(document: dict[str, Any]) -> str:
+    """`mean exact match at lengths 11–20`: the primary score, as the document declares it."""
+    name = f"mean {metric_name(document['score'])}"
+    tests = {tuple(lengths) for lengths in document["test_lengths"].values() if lengths}
+    if len(tests) == 1:
+        return f"{name} at {lengths_phrase(list(tests.pop()))}"
+    return f"{name} over each task's test lengths" if tests else name
+
+
+def lengths_phrase(lengths: list[int]) -> str:
+    """`lengths 11–20`, `length 11`."""
+    return f"length{'s' if len(set(lengths)) > 1 else ''} {span(lengths)}"
+
+
+def _shown(data: "StudyData", comparison: pd.DataFrame) -> str:
+    document = data.document
+    baseline, score = document["baseline"], score_phrase(document)
+    if planned_scores(data)["score"].notna().sum() == 0:
+        return f"No run of this study has a score yet, so nothing can be said about {listed(document['tasks'])}."
+    if comparison.empty:
+        return f"The study has only its baseline, {baseline}, and so compares nothing: {_means(data)} ({score})."
+    if not comparison["verdict"].isin(DECIDED).any():
+        return (
+            f"No variant is shown to be better than, worse than or equivalent to the baseline {baseline} on "
+            f"{listed(document['tasks'], 'or')}, judged by {score}."
+        )
+    clauses = [_on_task(task, comparison, document) for task in document["tasks"]]
+    so_far = "So far, by" if pending(data) else "By"
+    return f"{so_far} {score} and against the baseline {baseline}, {'; '.join(clauses)} (differences with 95 % intervals)."
+
+
+def _on_task(task: str, comparison: pd.DataFrame, document: dict[str, Any]) -> str:
+    """`on copy, alibi (+0.41 [+0.30, +0.52]) is better and rope (…) is worse`."""
+    rows = comparison[comparison["task"] == task]
+    margin = decimal(document["margin"], 2)
+    endings = {"better": "better", "worse": "worse", "equivalent": f"equivalent within ±{margin}"}
+    parts = []
+    for verdict, ending in endings.items():
+        names = [_with_difference(row) for row in rows[rows["verdict"] == verdict].to_dict("records")]
+        if names:
+            parts.append(f"{listed(names)} {'is' if len(names) == 1 else 'are'} {ending}")
+    return f"on {task}, {listed(parts)}" if parts else f"on {task}, nothing is shown"
+
+
+def _with_difference(row: dict[Any, Any]) -> str:
+    return f"{row['variant']} ({decimal(row['difference'], 2, signed=True)} {interval(row['low'], row['high'], 2)})"
+
+
+def _means(data: "StudyData") -> str:
+    means = planned_scores(data).groupby("task", sort=False)["score"].mean()
+    return listed([f"{decimal(mean, 2)} on {task}" for task, mean in means.items()])
+
+
+def _open(data: "StudyData", comparison: pd.DataFrame) -> str:
+    parts = [_undecided(comparison, len(variants_of(data.document)) - 1), _failed(data), _gate(data), _to_come(data)]
+    text = "; ".join(part for part in parts if part)
+    if not text:
+        text = f"every comparison is decided, and all {counted(len(data.runs), 'run')} finished"
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _undecided(comparison: pd.DataFrame, arms: int) -> str:
+    """Which comparisons are open; too few seeds to tell is not the same as no difference."""
+    rows = comparison[comparison["verdict"] == "undecided"]
+    if rows.empty:
+        return ""
+    if len(rows) == len(comparison) and len(rows) > 1:
+        return f"all {len(rows)} comparisons are undecided, which is no proof that the variants are equal"
+    clauses = []
+    for task, group in rows.groupby("task", sort=False):
+        names = listed(list(group["variant"]))
+        clauses.append(f"{f'all {arms} variants' if len(group) == arms > 2 else names} on {task}")
+    return f"undecided, which is no proof of equality: {listed(clauses)}"
+
+
+def _failed(data: "StudyData") -> str:
+    counts = outcome_counts(data)
+    parts = [f"{counts[status]} {STATUSES[status]}" for status in FAILURES if counts.get(status)]
+    return f"of {counted(len(data.runs), 'run')}, {listed(parts)}" if parts else ""
+
+
+def _gate(data: "StudyData") -> str:
+    missed = missed_gate(data)
+    if not missed:
+        return ""
+    gate = decimal(data.document["gate"], 2)
+    return f"{counted(missed, 'finished run')} missed the gate of {gate} at the training lengths"
+
+
+def _to_come(data: "StudyData") -> str:
+    left = pending(data)
+    return f"{left} of {counted(len(data.runs), 'run')} still to come, so this is preliminary" if left else ""
+
+
+def pending(data: "StudyData") -> int:
+    """How many planned runs have no outcome yet."""
+    return sum(outcome_counts(data).get(status, 0) for status in PENDING)

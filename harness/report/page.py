@@ -1,0 +1,524 @@
+"""What the page says, section by section, as blocks that HTML and Markdown both show: paragraphs, tables, pictures."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pandas as pd
+
+from harness.report.answer import answer, lengths_phrase, pending, score_phrase
+from harness.report.tables import (
+    IN_DISTRIBUTION,
+    LEDGER,
+    Findings,
+    deviations,
+    flat,
+    planned_scores,
+    runs_table,
+    variants_of,
+)
+from harness.report.wording import (
+    ABSENT,
+    MEANINGS,
+    STATUSES,
+    counted,
+    decimal,
+    interval,
+    is_known,
+    listed,
+    metric_name,
+    plain,
+    probability,
+    quantity,
+    ranges,
+    seconds,
+)
+
+SYMBOLS = {"better": "▲", "worse": "▼", "equivalent": "=", "undecided": "?"}
+NUMERIC = re.compile(rf"^({ABSENT}|[+−<≥±∞\[]?\s?[\d.,∞]+.*)$")
+LABELS = {
+    "parameters": "parameters",
+    "flops": "training FLOPs",
+    "tokens": "training tokens",
+    "steps": "steps",
+    "wall_seconds": "wall time",
+    "peak_memory_bytes": "peak memory",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table's cell; `tone` is a verdict or `marked`, which only changes its looks."""
+
+    text: str
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+    kind: str = "text"
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list."""
+
+    items: Sequence[str]
+    kind: str = "items"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; `folded` ones are opened by a click."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+    folded: str = ""
+    kind: str = "table"
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers, and so stand flush right."""
+        return [
+            all(NUMERIC.match(row[i].text) for row in self.rows) and any(row[i].text != ABSENT for row in self.rows)
+            for i in range(len(self.columns))
+        ]
+
+
+@dataclass(frozen=True)
+class Image:
+    """A picture as it stands in the page: `data` is its PNG in base64, `files` its names under figures/."""
+
+    title: str
+    caption: str
+    data: str
+    files: Sequence[str]
+    wide: bool = False
+    kind: str = "image"
+
+
+Block = Text | Items | Table | Image
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with its blocks."""
+
+    title: str
+    blocks: Sequence[Block]
+
+    @property
+    def anchor(self) -> str:
+        """The heading's address in the page."""
+        return re.sub(r"\W+", "-", self.title.lower()).strip("-")
+
+
+@dataclass(frozen=True)
+class Page:
+    """The whole report."""
+
+    title: str
+    question: str
+    answer: str
+    state: str
+    glance: Table | None
+    sections: Sequence[Section]
+
+
+def compose(found: Findings, images: dict[str, Image], now: datetime | None = None) -> Page:
+    """The report of a study with the pictures that could be drawn, by name."""
+    document = found.document
+    sections = [
+        Section("What was compared", _compared(found)),
+        Section("Accuracy by length", _accuracy(found, images)),
+        Section("Verdicts", _verdicts(found, images)),
+        Section("Training", _training(found, images)),
+        Section("Inside the models", [image for name, image in images.items() if _is_inside(name)]),
+        Section("Runs that did not finish", _failures(found)),
+        Section("What it cost", _ledger(found)),
+        Section("Method", _method(found)),
+        Section("Provenance", _provenance(found, now or datetime.now(UTC))),
+        Section("All runs", [_runs(found)]),
+    ]
+    return Page(
+        title=document["study"],
+        question=document["question"],
+        answer=answer(found.data, found.compared),
+        state=_state(found),
+        glance=_glance(found),
+        sections=[section for section in sections if section.blocks],
+    )
+
+
+def _is_inside(name: str) -> bool:
+    return name.startswith(("attention", "position_codes"))
+
+
+def _state(found: Findings) -> str:
+    left, total = pending(found.data), len(found.data.runs)
+    if left:
+        return f"Preliminary: {total - left} of {total} runs have ended. Verdicts may change until the last one has."
+    return ""
+
+
+def _glance(found: Findings) -> Table | None:
+    """Variant × task, the verdicts only."""
+    document = found.document
+    table = found.verdicts[found.verdicts["variant"] != document["baseline"]]
+    if table.empty:
+        return None
+    cells = {(row["variant"], row["task"]): row for row in table.to_dict("records")}
+    rows = [
+        [Cell(variant), *(_verdict_cell(cells[variant, task], difference=True) for task in document["tasks"])]
+        for variant in variants_of(document)[1:]
+    ]
+    caption = f"Each variant against the baseline {document['baseline']}, with the difference in {score_phrase(document)}."
+    return Table(["variant", *document["tasks"]], rows, caption)
+
+
+def _verdict_cell(row: dict[Any, Any], *, difference: bool = False) -> Cell:
+    verdict = str(row["verdict"])
+    amount = f" {decimal(row['difference'], 2, signed=True)}" if difference and is_known(row["difference"]) else ""
+    return Cell(f"{SYMBOLS.get(verdict, '?')} {verdict}{amount}", verdict)
+
+
+def _compared(found: Findings) -> list[Block]:
+    document = found.document
+    seeds = document["seeds"]
+    trained = [
+        f"{task}: trained at {lengths_phrase(document['train_lengths'][task])}"
+        + (f", scored at lengths {ranges(tests)}" if (tests := document["test_lengths"].get(task)) else "")
+        for task in document["tasks"]
+    ]
+    blocks: list[Block] = [
+        Text(
+            f"{counted(len(variants_of(document)), 'variant')} of one model, which differ in {listed(document['axes'])} and in "
+            f"nothing else, each trained with {counted(len(seeds), 'seed')} ({ranges(seeds)}) on "
+            f"{counted(len(document['tasks']), 'task')}: {counted(len(document['runs']), 'run')}, budget “{document['budget']}”."
+        ),
+        Items([*trained, _task_note(document)]),
+        _differences_table(document),
+    ]
+    if document.get("why"):
+        blocks.append(Text(f"Why this size: {document['why']}"))
+    if document.get("claims"):
+        blocks.append(Text(f"Claims that this study bears on (CLAIMS.md): {', '.join(document['claims'])}."))
+    return blocks
+
+
+def _task_note(document: dict[str, Any]) -> str:
+    meaning = MEANINGS.get(document["score"], metric_name(document["score"]))
+    direction = "higher" if document.get("higher_is_better", True) else "lower"
+    return f"primary score: {score_phrase(document)} ({meaning}), every length weighing the same; {direction} is better"
+
+
+def _differences_table(document: dict[str, Any]) -> Table:
+    base = flat({"model": document["spec"]["model"], "train": document["spec"]["train"]})
+    differences = {name: document["differences"].get(name, {}) for name in variants_of(document)}
+    fields = list(dict.fromkeys(field for changes in differences.values() for field in changes))
+    own = [field for field in base if any(_within(field, axis) for axis in document["axes"])]
+    fields = list(dict.fromkeys([*document["axes"], *own, *fields]))
+    fields = [field for field in fields if field in base or any(field in c for c in differences.values())]
+    rows = []
+    for name, changes in differences.items():
+        replaced = [axis for axis in document["axes"] if axis in changes]
+        values = [
+            plain(changes[field])
+            if field in changes
+            else plain(base[field])
+            if field in base and not any(field != axis and _within(field, axis) for axis in replaced)
+            else ABSENT
+            for field in fields
+        ]
+        label = f"{name} (baseline)" if name == document["baseline"] else name
+        rows.append([Cell(label), *(Cell(value) for value in values)])
+    caption = "What each variant is. A dash: the variant has no such field. All other fields are the baseline's (see Method)."
+    return Table(["variant", *fields], rows, caption)
+
+
+def _within(field: str, axis: str) -> bool:
+    return field == axis or field.startswith(f"{axis}.")
+
+
+def _accuracy(found: Findings, images: dict[str, Image]) -> list[Block]:
+    blocks: list[Block] = [images["accuracy_by_length"]] if "accuracy_by_length" in images else []
+    return blocks + [_length_table(found, task) for task in found.document["tasks"] if task in set(found.lengths["task"])]
+
+
+def _length_table(found: Findings, task: str) -> Table:
+    """Mean score a variant and length."""
+    own = found.lengths[found.lengths["task"] == task]
+    lengths = sorted(int(n) for n in own["length"].unique())
+    cells = {(row["variant"], row["length"]): row for row in own.to_dict("records")}
+    rows = [
+        [Cell(name), *(_length_cell(cells.get((name, length))) for length in lengths)]
+        for name in variants_of(found.document)
+        if any((name, length) in cells for length in lengths)
+    ]
+    trained = set(own.loc[own["split"] == "train", "length"])
+    heads = [f"{length}{'*' if length in trained else ''}" for length in lengths]
+    caption = f"Mean {metric_name(found.document['score'])} over seeds. *: a training length. ×: unsupported, counts as 0."
+    return Table(["variant", *heads], rows, caption, folded=f"{task}: the numbers, length by length")
+
+
+def _length_cell(row: dict[Any, Any] | None) -> Cell:
+    if row is None:
+        return Cell(ABSENT)
+    cross = "×" if str(row["mark"]).startswith("unsupported") else ""
+    return Cell(decimal(row["mean"], 2) + cross)
+
+
+def _verdicts(found: Findings, images: dict[str, Image]) -> list[Block]:
+    blocks: list[Block] = []
+    costs = _unequal_costs(found)
+    for task in found.document["tasks"]:
+        rows = found.verdicts[found.verdicts["task"] == task].to_dict("records")
+        blocks.append(_verdict_table(found, task, rows, costs))
+    blocks.append(Items(_how_to_read(found)))
+    return blocks + [images[name] for name in ("differences", "scores") if name in images]
+
+
+def _verdict_table(found: Findings, task: str, rows: list[dict[Any, Any]], costs: dict[tuple[str, str], str]) -> Table:
+    columns = [
+        task, "verdict", "score", "baseline", "difference", "95 % interval", "corrected p", "effect size g", "pairs",
+        "passed gate", "score of those", "seeds needed", "notes",
+    ]  # fmt: skip
+    return Table(columns, [_verdict_row(found, row, costs) for row in rows])
+
+
+def _verdict_row(found: Findings, row: dict[Any, Any], costs: dict[tuple[str, str], str]) -> list[Cell]:
+    is_base = row["variant"] == found.document["baseline"]
+    open_ = row["verdict"] == "undecided" and is_known(row["seeds_needed"])
+    notes = [row["note"] if is_known(row["note"]) else "", costs.get((row["variant"], row["task"]), "")]
+    return [
+        Cell(f"{row['variant']} (baseline)" if is_base else row["variant"]),
+        Cell(ABSENT) if is_base else _verdict_cell(row),
+        Cell(decimal(row["score"])),
+        Cell(decimal(row["baseline_score"])),
+        Cell(decimal(row["difference"], signed=True)),
+        Cell(interval(row["low"], row["high"])),
+        Cell(probability(row["p_holm"])),
+        Cell(decimal(row["effect_size"], 2, signed=True)),
+        Cell(str(row["seeds"])),
+        Cell(f"{row['gate_passed']} of {row['gate_of']}", "marked" if row["gate_passed"] < row["gate_of"] else ""),
+        Cell(decimal(row["gated_score"])),
+        Cell(_needed(row["seeds_needed"]) if open_ else ABSENT),
+        Cell(" ".join(note for note in notes if note)),
+    ]
+
+
+def _needed(seeds: Any) -> str:
+    return "≥ 10000" if seeds >= 10_000 else f"{int(seeds)}"
+
+
+def _unequal_costs(found: Findings) -> dict[tuple[str, str], str]:
+    """What a reader must know of each variant's cost beside its score; wall time is left to the ledger, where it is noisy."""
+    bases = {row["task"]: row for row in found.ledger.to_dict("records") if row["variant"] == found.document["baseline"]}
+    notes = {}
+    for row in found.ledger.to_dict("records"):
+        changes = deviations(row, bases[row["task"]])
+        parts = [f"{LABELS[name]} {changes[name]}" for name in ("parameters", "flops", "tokens", "steps") if name in changes]
+        if parts:
+            notes[row["variant"], row["task"]] = f"Unequal cost: {', '.join(parts)}."
+    return notes
+
+
+def _how_to_read(found: Findings) -> list[str]:
+    document = found.document
+    gate, margin = decimal(document["gate"], 2), f"{document['margin']:g}"
+    return [
+        "score, baseline: mean primary score over the pairs; a pair is a seed that has a score in both arms. The baseline's own row "
+        "is over all its seeds. difference is variant minus baseline, with its 95 % interval.",
+        "▲ better, ▼ worse: the difference is significant after correction for all comparisons of the study, however small it is.",
+        f"= equivalent: shown to lie within ±{margin}, which this study declared not to matter.",
+        "? undecided: neither a difference nor its absence is shown. It does not mean “equal”. seeds needed: how many seeds would "
+        "probably decide it if mean and spread stay as they are.",
+        f"passed gate: runs that learned their training lengths (exact match ≥ {gate}), of all that ended; score of those: their mean "
+        "alone. A variant that misses the gate has not learned the task, so its score says nothing about longer sequences.",
+    ]
+
+
+def _training(found: Findings, images: dict[str, Image]) -> list[Block]:
+    blocks: list[Block] = [images["loss"]] if "loss" in images else []
+    if "steps_to_threshold" in images:
+        blocks.append(images["steps_to_threshold"])
+    if not found.speed.empty:
+        blocks.append(_speed_table(found))
+    return blocks
+
+
+def _speed_table(found: Findings) -> Table:
+    ties = {(r["variant"], r["task"]) for r in found.verdicts.to_dict("records") if is_known(r["failure_bound"])}
+    rows = [
+        [
+            Cell(row["task"]),
+            Cell(row["variant"]),
+            Cell(f"{row['reached']} of {row['runs']}", "marked" if row["reached"] < row["runs"] else ""),
+            *(Cell(decimal(row[name], 0)) for name in ("median", "fastest", "slowest")),
+            Cell("yes" if (row["variant"], row["task"]) in ties else ""),
+        ]
+        for row in found.speed.to_dict("records")
+    ]
+    columns = ["task", "variant", "reached", "median steps", "fastest seed", "slowest seed", "scores tie with the baseline"]
+    return Table(columns, rows, "Training steps to the threshold, over the seeds that reached it.")
+
+
+def _failures(found: Findings) -> list[Block]:
+    total, failed = len(found.data.runs), found.failures
+    blocks: list[Block] = []
+    if failed.empty:
+        blocks.append(Text(f"None: all {counted(total, 'run')} finished."))
+    else:
+        rows = [
+            [Cell(STATUSES.get(r["status"], r["status"])), Cell(r["cause"] or ABSENT), Cell(str(r["count"])), Cell(r["which"])]
+            for r in failed.to_dict("records")
+        ]
+        caption = (
+            f"Of {counted(total, 'planned run')}. A run that diverged scores 0; one that failed or ran out of memory has no score and "
+            "leaves its pair out."
+        )
+        blocks.append(Table(["outcome", "cause", "runs", "which"], rows, caption))
+    for row in found.unsupported.to_dict("records"):
+        blocks.append(
+            Text(f"Unsupported lengths: {row['variant']} cannot take {row['task']} at lengths {row['lengths']}; these score 0.")
+        )
+    return blocks
+
+
+def _ledger(found: Findings) -> list[Block]:
+    if not found.ledger["runs"].any():
+        return [Text("No run has finished yet.")]
+    rows = []
+    base: dict[Any, Any] = {}
+    for row in found.ledger.to_dict("records"):
+        base = row if row["variant"] == found.document["baseline"] else base
+        changes = deviations(row, base)
+        rows.append(
+            [
+                Cell(row["task"]),
+                Cell(row["variant"]),
+                Cell(str(row["runs"])),
+                *(_cost_cell(name, row[name], changes.get(name, "")) for name in LEDGER),
+                Cell(row["attention_backend"] or ABSENT),
+                Cell(row["attention_reason"] or ABSENT),
+                Cell(" ".join(x for x in (row["device"], row["precision"]) if x) or ABSENT),
+            ]
+        )
+    columns = ["task", "variant", "runs", *(LABELS[name] for name in LEDGER), "attention kernel", "why", "device"]
+    caption = (
+        "Medians over finished runs. ≠ marks what is more than 5 % off the baseline, with the difference. Wall time is that of training "
+        "and depends on what else the machine did; FLOPs are counted, attention in full."
+    )
+    return [Table(columns, rows, caption)]
+
+
+def _cost_cell(name: str, value: Any, change: str) -> Cell:
+    shown = {
+        "parameters": lambda: f"{int(value):,}".replace(",", "\u202f"),
+        "steps": lambda: f"{int(value):,}".replace(",", "\u202f"),
+        "wall_seconds": lambda: seconds(value),
+        "peak_memory_bytes": lambda: f"{value / 2**20:.0f} MiB",
+    }.get(name, lambda: quantity(value))
+    text = shown() if is_known(value) else ABSENT
+    return Cell(f"{text} ≠ {change}", "marked") if change else Cell(text)
+
+
+def _method(found: Findings) -> list[Block]:
+    return [Items(_method_items(found)), *_spec_tables(found.document)]
+
+
+def _method_items(found: Findings) -> list[str]:
+    document = found.document
+    comparisons = max(1, len(found.compared))
+    fewest = 1 + math.ceil(math.log2(comparisons / 0.05))
+    gate = decimal(document["gate"], 2)
+    return [
+        "Pairing. A seed fixes the training data, their order and the initial value of every parameter that variants share. Each variant "
+        f"is trained with the same seeds as the baseline {document['baseline']}, and differences are taken seed by seed.",
+        f"Score. {metric_name(document['score'])}: {MEANINGS.get(document['score'], 'as named')}; measured on fresh sequences that have "
+        "their own random stream, with the right answer fed back (teacher forcing). For exact match that equals greedy decoding"
+        f"{_greedy(found)}. The estimand is the mean over all seeds, not over the good ones.",
+        "Test. p is the larger of two: the paired t test and the exact sign-flip test on the seeds' differences; differences without any "
+        f"spread never count as significant. Holm's correction covers all {counted(comparisons, 'comparison')} of the study (every "
+        f"variant on every task), at a family-wise error rate of 5 %. With so many comparisons no difference can be significant below "
+        f"{fewest} seeds.",
+        "Interval. The 95 % t interval of the mean paired difference, for one comparison alone, uncorrected. Effect size: Hedges' g of the "
+        "paired differences (mean over standard deviation, corrected for few seeds).",
+        f"Equivalence. Two one-sided tests (TOST) at 5 % within ±{document['margin']:g}. Where at least half of the pairs tie at an end of "
+        "the scale, the spread says nothing about rare failures; then the claim rests on the Clopper–Pearson bound on the share of seeds "
+        "that may still differ, which the notes state: bounding it by 10 % takes 29 tied seeds and none that is not.",
+        f"Gate. A run has learned its task if its exact match over the training lengths is at least {gate}. Verdicts use all seeds, "
+        "passed or not.",
+        "Failures are results. A run whose loss is no longer finite has diverged and scores 0. A length that a variant cannot take scores "
+        "0 and is marked unsupported.",
+        "Training data are fresh at every step unless the specification below says otherwise; lengths with so few sequences that training "
+        "saw them all are marked in the figures.",
+    ]
+
+
+def _greedy(found: Findings) -> str:
+    runs = found.data.runs
+    values = runs["eval/greedy_agreement"].dropna() if "eval/greedy_agreement" in runs.columns else pd.Series(dtype=float)
+    if values.empty:
+        return ""
+    agree = int((values == 1).sum())
+    return f", which a spot check of decoded sequences confirmed in {agree} of {counted(len(values), 'run')}"
+
+
+def _spec_tables(document: dict[str, Any]) -> list[Block]:
+    spec = document["spec"]
+    fields = flat({"model": spec["model"], "train": spec["train"]})
+    blocks: list[Block] = [_field_table(fields, "The baseline: every field of its model and training")]
+    tasks = {name: flat(task) for name, task in spec.get("tasks", {}).items()}
+    names = list(dict.fromkeys(field for fields in tasks.values() for field in fields))
+    rows = [[Cell(name or "kind"), *(Cell(plain(t.get(name))) for t in tasks.values())] for name in names]
+    if rows:
+        blocks.append(Table(["field", *tasks], rows, folded="The tasks: every field"))
+    return blocks
+
+
+def _field_table(fields: dict[str, Any], folded: str) -> Table:
+    return Table(["field", "value"], [[Cell(name), Cell(plain(value))] for name, value in fields.items()], folded=folded)
+
+
+def _provenance(found: Findings, now: datetime) -> list[Block]:
+    document = found.document
+    facts = {
+        "study": document["study"],
+        "command": document.get("command", ""),
+        "budget": document["budget"],
+        "commit": document.get("commit", ""),
+        "report written": f"{now:%Y-%m-%d %H:%M} UTC",
+        **{name: value for name, value in document.get("environment", {}).items() if name != "commit"},
+    }
+    rows = [[Cell(name), Cell(plain(value) if is_known(value) else "unknown")] for name, value in facts.items()]
+    files = (
+        "Beside this page: runs.csv (a row a run, with fingerprint and MLflow run id), scores.csv (every score, full precision), "
+        "comparison.csv (a row a comparison), tables/ (this page's tables, unrounded), figures/ (PNG, and PDF with text as text)."
+    )
+    return [Table(["", ""], rows), Text(files)]
+
+
+def _runs(found: Findings) -> Table:
+    score = planned_scores(found.data).set_index(["variant", "task", "seed"])["score"]
+    rows = [
+        [
+            *(Cell(str(row[name])) for name in ("task", "variant", "seed")),
+            Cell(STATUSES.get(row["status"], row["status"]), "" if row["status"] == "finished" else "marked"),
+            Cell(decimal(score.get((row["variant"], row["task"], row["seed"])))),
+            Cell(decimal(row.get(IN_DISTRIBUTION))),
+            Cell(plain(row["fingerprint"])),
+            Cell(plain(row["mlflow_run_id"])),
+        ]
+        for row in runs_table(found.data).to_dict("records")
+    ]
+    columns = ["task", "variant", "seed", "outcome", "score", "in distribution", "fingerprint", "MLflow run id"]
+    return Table(columns, rows, folded=f"{counted(len(rows), 'run')}, with fingerprints and MLflow run ids")
+

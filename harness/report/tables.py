@@ -1,0 +1,325 @@
+"""The report's tables as DataFrames, numbers unrounded: what the page shows and what goes out as CSV."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from harness.report.wording import PENDING, is_known, ranges
+from harness.stats import ceilings, compare, summary_interval
+
+if TYPE_CHECKING:
+    from harness.results import StudyData
+
+CELL = ["variant", "task"]
+RUN = ["variant", "task", "seed"]
+SCORES = ["variant", "task", "seed", "length", "metric", "value"]
+RUNS = ["study", *RUN, "status", "cause", "fingerprint", "mlflow_run_id"]
+LEDGER = ("parameters", "flops", "tokens", "steps", "wall_seconds", "peak_memory_bytes")
+WORDS = ("attention_backend", "attention_reason", "device", "precision")
+UNEQUAL = 0.05  # a cost that is further than this from the baseline's is marked
+IN_DISTRIBUTION = "eval/in_distribution"
+
+
+def variants_of(document: dict[str, Any]) -> list[str]:
+    """The study's variants, the baseline first."""
+    return [document["baseline"], *(name for name in document["variants"] if name != document["baseline"])]
+
+
+def planned_scores(data: "StudyData") -> pd.DataFrame:
+    """`variant, task, seed, score`, a row a *planned* run, NaN where there is no score (yet).
+
+    So Holm's correction covers the whole study from its first finished run on, and no comparison is missing.
+    """
+    runs = data.runs[RUN].drop_duplicates()
+    scores = data.primary()
+    merged = runs.merge(scores[[*RUN, "score"]], on=RUN, how="left")
+    return merged.astype({"score": "float64"})
+
+
+def comparison(data: "StudyData") -> pd.DataFrame:
+    """`harness.stats.compare` on the study's primary scores."""
+    document = data.document
+    return compare(
+        planned_scores(data), document["baseline"], document["margin"], document.get("higher_is_better", True)
+    )
+
+
+def in_order(frame: pd.DataFrame, document: dict[str, Any], *rest: str) -> pd.DataFrame:
+    """Rows in the study's order of tasks and variants, then of other columns; the same rows give the same file."""
+    places = {
+        "task": {name: i for i, name in enumerate(document["tasks"])},
+        "variant": {name: i for i, name in enumerate(variants_of(document))},
+    }
+
+    def place(column: pd.Series) -> pd.Series:
+        known = places.get(str(column.name))
+        return column.map(known).fillna(len(known)) if known is not None else column
+
+    return frame.sort_values(["task", "variant", *rest], key=place, kind="stable", ignore_index=True)
+
+
+def runs_table(data: "StudyData") -> pd.DataFrame:
+    """runs.csv: identity and outcome first, then final metrics and ledger."""
+    rest = [column for column in data.runs.columns if column not in RUNS]
+    return in_order(data.runs.reindex(columns=[*RUNS, *rest]), data.document, "seed")
+
+
+def scores_table(data: "StudyData") -> pd.DataFrame:
+    """scores.csv: DESIGN.md's columns, then `mark` and `split`, without which a 0 for an unsupported length misleads."""
+    rest = [column for column in ("mark", "split") if column in data.scores.columns]
+    scores = data.scores.reindex(columns=[*SCORES, *rest])
+    return in_order(scores, data.document, "seed", "metric", "length")
+
+
+def verdicts(data: "StudyData", compared: pd.DataFrame) -> pd.DataFrame:
+    """A row a task and variant, the baseline's first: means, difference, verdict, gate, what the verdict leaves open.
+
+    `score` and `baseline_score` are means over the pairs, so that `difference` is their difference; the baseline's own row
+    is over all its seeds.
+    """
+    document = data.document
+    scores = planned_scores(data).merge(_gate_passed(data), on=RUN, how="left")
+    base = scores[scores["variant"] == document["baseline"]]
+    notes = _ceiling_notes(data)
+    rows = []
+    for task in document["tasks"]:
+        theirs = base[base["task"] == task].set_index("seed")["score"]
+        for variant in variants_of(document):
+            own = scores[(scores["task"] == task) & (scores["variant"] == variant)]
+            row = {"task": task, "variant": variant, **_gate(own)}
+            if variant == document["baseline"]:
+                rows.append(row | {"score": own["score"].mean(), "seeds": int(own["score"].notna().sum())})
+                continue
+            both = own.set_index("seed")["score"].to_frame().assign(theirs=theirs).dropna()
+            row |= {"score": both["score"].mean(), "baseline_score": both["theirs"].mean(), "seeds": len(both)}
+            rows.append(row | _compared(compared, variant, task) | notes.get((variant, task), {}))
+    columns = [
+        "task", "variant", "seeds", "score", "baseline_score", "difference", "low", "high", "p", "p_holm",
+        "effect_size", "verdict", "seeds_needed", "gate_passed", "gate_of", "gated_score", "failure_bound", "note",
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _compared(compared: pd.DataFrame, variant: str, task: str) -> dict[str, Any]:
+    rows = compared[(compared["variant"] == variant) & (compared["task"] == task)]
+    if rows.empty:
+        return {"verdict": "undecided"}
+    return rows.iloc[0].drop(["variant", "task", "n_pairs"]).to_dict()
+
+
+def _gate_passed(data: "StudyData") -> pd.DataFrame:
+    """Which runs with an outcome learned their task in distribution; a run without the metric did not."""
+    ended = data.runs[~data.runs["status"].isin(PENDING)]
+    metric = ended.get(IN_DISTRIBUTION, pd.Series(math.nan, index=ended.index)).astype("float64")
+    return ended[RUN].assign(passed=(metric >= data.document["gate"]).astype("float64"))
+
+
+def _gate(own: pd.DataFrame) -> dict[str, Any]:
+    passed = own[own["passed"] == 1]
+    return {
+        "gate_passed": len(passed),
+        "gate_of": int(own["passed"].notna().sum()),
+        "gated_score": passed["score"].mean(),
+    }
+
+
+def _ceiling_notes(data: "StudyData") -> dict[tuple[str, str], dict[str, Any]]:
+    document = data.document
+    found = ceilings(planned_scores(data), document["baseline"], document["margin"])
+    return {
+        (row["variant"], row["task"]): {"failure_bound": row["failure_bound"], "note": row["sentence"]}
+        for row in found.to_dict("records")
+    }
+
+
+def seed_differences(data: "StudyData") -> pd.DataFrame:
+    """`variant, task, seed, difference` to the baseline, a row a pair."""
+    scores = planned_scores(data)
+    is_base = scores["variant"] == data.document["baseline"]
+    base = scores[is_base].rename(columns={"score": "base"}).drop(columns="variant")
+    paired = scores[~is_base].merge(base, on=["task", "seed"]).dropna(subset=["score", "base"])
+    return paired.assign(difference=paired["score"] - paired["base"])[[*RUN, "difference"]]
+
+
+def score_summaries(data: "StudyData") -> pd.DataFrame:
+    """`variant, task, mean, low, high`: each arm by itself, with its 95 % t interval."""
+    rows = [
+        dict(zip(("variant", "task", "mean", "low", "high"), (*names, *summary_interval(group)), strict=True))
+        for names, group in planned_scores(data).groupby(CELL, sort=False)["score"]
+    ]
+    return pd.DataFrame(rows, columns=["variant", "task", "mean", "low", "high"])
+
+
+def by_length(data: "StudyData") -> pd.DataFrame:
+    """The study's metric by length: `task, variant, length, mean, worst, best, seeds, mark, split`.
+
+    `mark` is what applies to every seed of the cell, or to some: `unsupported`, `seen`, `diverged (2 of 8)`.
+    """
+    scores = data.scores[data.scores["metric"] == data.document["score"]]
+    rows = []
+    for (task, variant, length), cell in scores.groupby(["task", "variant", "length"], sort=False):
+        values = cell["value"].astype("float64")
+        rows.append(
+            {
+                "task": task,
+                "variant": variant,
+                "length": int(length),
+                "mean": values.mean(),
+                "worst": values.min(),
+                "best": values.max(),
+                "seeds": int(values.notna().sum()),
+                "mark": _marks(cell["mark"]),
+                "split": cell["split"].iloc[0],
+            }
+        )
+    columns = ["task", "variant", "length", "mean", "worst", "best", "seeds", "mark", "split"]
+    return in_order(pd.DataFrame(rows, columns=columns), data.document, "length")
+
+
+def _marks(marks: pd.Series) -> str:
+    counts = marks[marks.astype(str) != ""].value_counts()
+    return ", ".join(m if n == len(marks) else f"{m} ({n} of {len(marks)})" for m, n in counts.items())
+
+
+def threshold_column(data: "StudyData") -> str | None:
+    """The column of final metrics that holds the steps to threshold, if any run has it."""
+    columns = [c for c in data.runs.columns if str(c).split("/")[-1] == "steps_to_threshold"]
+    return next((c for c in columns if data.runs[c].notna().any()), None)
+
+
+def learning_speed(data: "StudyData") -> pd.DataFrame:
+    """Steps to threshold: `task, variant, reached, runs, median, fastest, slowest`, over the runs that reached it."""
+    column = threshold_column(data)
+    if column is None:
+        return pd.DataFrame(columns=["task", "variant", "reached", "runs", "median", "fastest", "slowest"])
+    ended = data.runs[~data.runs["status"].isin(PENDING)]
+    groups = ended.assign(steps_needed=ended[column].astype("float64")).groupby(["task", "variant"], sort=False)
+    table = groups["steps_needed"].agg(
+        reached="count", runs="size", median="median", fastest="min", slowest="max"
+    )
+    return in_order(table.reset_index(), data.document)
+
+
+def ledger(data: "StudyData") -> pd.DataFrame:
+    """What each cell cost, over runs that trained to the end: medians, and in `unequal` what is over 5 % off the baseline."""
+    runs = data.runs[data.runs["status"] == "finished"]
+    rows = []
+    for task in data.document["tasks"]:
+        base: dict[str, Any] = {}
+        for variant in variants_of(data.document):
+            own = runs[(runs["task"] == task) & (runs["variant"] == variant)]
+            row: dict[str, Any] = {name: _middle(own, name) for name in LEDGER}
+            row |= {name: _distinct(own, name) for name in WORDS}
+            base = base or row  # the baseline comes first
+            unequal = "; ".join(f"{name} {change}" for name, change in deviations(row, base).items())
+            rows.append({"task": task, "variant": variant, "runs": len(own), **row, "unequal": unequal})
+    return pd.DataFrame(rows, columns=["task", "variant", "runs", *LEDGER, *WORDS, "unequal"])
+
+
+def deviations(row: dict[str, Any], base: dict[str, Any]) -> dict[str, str]:
+    """The costs that are further than `UNEQUAL` from the baseline's, as `+12 %`."""
+    found = {}
+    for name in LEDGER:
+        own, theirs = row[name], base[name]
+        if is_known(own) and is_known(theirs) and theirs and abs(own / theirs - 1) > UNEQUAL:
+            found[name] = f"{own / theirs - 1:+.0%}".replace("%", " %").replace("-", "−")
+    return found
+
+
+def _middle(runs: pd.DataFrame, name: str) -> float:
+    return float(runs[name].astype("float64").median()) if name in runs.columns and len(runs) else math.nan
+
+
+def _distinct(runs: pd.DataFrame, name: str) -> str:
+    values = runs[name].dropna().astype(str).unique() if name in runs.columns else []
+    return "; ".join(value for value in values if value)
+
+
+def failures(data: "StudyData") -> pd.DataFrame:
+    """Every outcome that is not a finished run: `status, cause, count, which`; runs not done yet come last."""
+    runs = data.runs[data.runs["status"] != "finished"].copy()
+    runs["cause"] = runs["cause"].fillna("").astype(str)
+    runs["pending"] = runs["status"].isin(PENDING)
+    rows = [
+        {"status": status, "cause": cause, "count": len(group), "which": which(group)}
+        for (pending, status, cause), group in runs.groupby(["pending", "status", "cause"])
+    ]
+    return pd.DataFrame(rows, columns=["status", "cause", "count", "which"])
+
+
+def which(runs: pd.DataFrame) -> str:
+    """Runs by name: `rope on copy (seeds 0–2), nope on copy (seed 3)`."""
+    parts = []
+    for (variant, task), group in runs.groupby(CELL, sort=False):
+        seeds = [int(seed) for seed in group["seed"]]
+        parts.append(f"{variant} on {task} (seed{'s' if len(seeds) > 1 else ''} {ranges(seeds)})")
+    return ", ".join(parts)
+
+
+def unsupported(data: "StudyData") -> pd.DataFrame:
+    """Lengths that a variant cannot take: `variant, task, lengths`."""
+    scores = data.scores[data.scores["mark"] == "unsupported"]
+    rows = [
+        {"variant": variant, "task": task, "lengths": ranges(int(n) for n in group["length"])}
+        for (variant, task), group in scores.groupby(CELL, sort=False)
+    ]
+    return pd.DataFrame(rows, columns=["variant", "task", "lengths"])
+
+
+def missed_gate(data: "StudyData") -> int:
+    """How many finished runs did not learn their training lengths to the gate."""
+    finished = data.runs[data.runs["status"] == "finished"]
+    passed = _gate_passed(data).merge(finished[RUN], on=RUN)["passed"]
+    return int((passed == 0).sum())
+
+
+def outcome_counts(data: "StudyData") -> dict[str, int]:
+    """How many runs have each status."""
+    return {str(status): int(n) for status, n in data.runs["status"].value_counts().items()}
+
+
+def flat(document: Any, path: str = "") -> dict[str, Any]:
+    """A spec document by dotted paths; a level's `kind` stands at the level's own path, as MLflow's parameters do."""
+    if not isinstance(document, dict):
+        return {path: document}
+    rows: dict[str, Any] = {}
+    for name, value in document.items():
+        here = path if name == "kind" else f"{path}.{name}".lstrip(".")
+        rows |= flat(value, here)
+    return rows
+
+
+@dataclass(frozen=True)
+class Findings:
+    """A study's data and every table made from it, made once."""
+
+    data: "StudyData"
+    compared: pd.DataFrame
+    verdicts: pd.DataFrame
+    lengths: pd.DataFrame
+    speed: pd.DataFrame
+    ledger: pd.DataFrame
+    failures: pd.DataFrame
+    unsupported: pd.DataFrame
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The study's plan, study.json."""
+        return self.data.document
+
+
+def findings(data: "StudyData") -> Findings:
+    """All tables of a study in any state."""
+    compared = comparison(data)
+    return Findings(
+        data=data,
+        compared=compared,
+        verdicts=verdicts(data, compared),
+        lengths=by_length(data),
+        speed=learning_speed(data),
+        ledger=ledger(data),
+        failures=failures(data),
+        unsupported=unsupported(data),
+    )

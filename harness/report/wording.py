@@ -1,0 +1,133 @@
+"""Numbers and names as people read them, in the page and in the figures."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+ABSENT = "–"
+MINUS = "−"
+
+METRICS = {
+    "exact_match": "exact match",
+    "exact_match_no_end": "exact match without the end token",
+    "token_accuracy": "token accuracy",
+}
+MEANINGS = {
+    "exact_match": "the share of test sequences whose whole answer, end token included, is right",
+    "exact_match_no_end": "the share of test sequences whose whole answer is right, the end token not counted",
+    "token_accuracy": "the share of answer tokens that are right",
+}
+STATUSES = {
+    "finished": "finished",
+    "diverged": "diverged",
+    "out_of_memory": "ran out of memory",
+    "failed": "failed",
+    "partial": "interrupted",
+    "missing": "not started",
+}
+# A run with one of these has ended without a model worth scoring; the rest is finished or still to come.
+FAILURES = ("diverged", "out_of_memory", "failed")
+PENDING = ("partial", "missing")
+
+
+def is_known(value: Any) -> bool:
+    """Whether a table's cell holds something: neither None nor NaN nor NA."""
+    return value is not None and value == value and str(value) not in ("<NA>", "NaT", "")
+
+
+def decimal(value: Any, digits: int = 3, *, signed: bool = False) -> str:
+    """A number with a fixed number of decimals and a real minus sign; a dash where there is none."""
+    if not is_known(value):
+        return ABSENT
+    if math.isinf(value):
+        return "∞" if value > 0 else f"{MINUS}∞"
+    text = f"{value:{'+' if signed else ''}.{digits}f}"
+    if float(text) == 0:
+        text = text.lstrip("+-")
+    return text.replace("-", MINUS)
+
+
+def interval(low: Any, high: Any, digits: int = 3) -> str:
+    """`[+0.102, +0.310]`; a dash where there is none."""
+    if not (is_known(low) and is_known(high)):
+        return ABSENT
+    return f"[{decimal(low, digits, signed=True)}, {decimal(high, digits, signed=True)}]"
+
+
+def probability(value: Any) -> str:
+    """A p value: three decimals, `< 0.001` below."""
+    if not is_known(value):
+        return ABSENT
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def percent(fraction: float) -> str:
+    """`12 %`, rounded up: made for bounds."""
+    return f"{math.ceil(100 * fraction - 1e-9)} %"
+
+
+def quantity(value: Any, unit: str = "") -> str:
+    """A count or an amount with three significant digits and a prefix: `1.20 M`, `3.41 TFLOP`."""
+    if not is_known(value):
+        return ABSENT
+    value = float(value)
+    for power, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= power:
+            return f"{value / power:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}".strip()
+
+
+def seconds(value: Any) -> str:
+    """A duration: `41 s`, `3 min 20 s`, `2 h 5 min`."""
+    if not is_known(value):
+        return ABSENT
+    if value < 60:
+        return f"{value:.3g} s"
+    whole = round(value)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def plain(value: Any) -> str:
+    """A spec's or a record's value: no braces, no quotes, no needless decimals."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float) and is_known(value):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple):
+        return ranges(value) if value and all(isinstance(v, int) for v in value) else ", ".join(map(plain, value))
+    return str(value) if is_known(value) else ABSENT
+
+
+def ranges(values: Iterable[int]) -> str:
+    """Whole numbers with runs drawn together: `0–3, 7`."""
+    groups: list[list[int]] = []
+    for value in sorted(set(values)):
+        if groups and value == groups[-1][-1] + 1:
+            groups[-1].append(value)
+        else:
+            groups.append([value])
+    return ", ".join(f"{g[0]}–{g[-1]}" if len(g) > 1 else f"{g[0]}" for g in groups)
+
+
+def span(values: Sequence[int]) -> str:
+    """`11–20` for any lengths between 11 and 20, the ends included."""
+    return f"{min(values)}–{max(values)}" if min(values) < max(values) else f"{min(values)}"
+
+
+def listed(parts: Sequence[str], last: str = "and") -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    if len(parts) < 2:
+        return "".join(parts)
+    return f"{', '.join(parts[:-1])} {last} {parts[-1]}"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def metric_name(metric: str) -> str:
+    """A metric as people say it."""
+    return METRICS.get(metric, metric.replace("_", " "))

@@ -1,0 +1,134 @@
+"""What a study's folder holds, as DataFrames; reading it needs neither torch nor the specs that made it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.record import RunRecord, read_curves
+from harness.schema import UserError
+
+ENDED = ("finished", "diverged", "out_of_memory", "failed")
+
+
+@dataclass(frozen=True)
+class StudyData:
+    """A study as planned (`document`, the content of `study.json`) and as far as it has come.
+
+    Attributes:
+        runs: a row a planned run: study, variant, task, seed, status (of the record, or *partial*, *missing*), cause,
+            fingerprint, mlflow_run_id, then final metrics, then the ledger.
+        scores: long: variant, task, seed, length, metric, value, mark, split (*train*, *test*).
+    """
+
+    folder: Path
+    document: dict[str, Any]
+    runs: pd.DataFrame
+    scores: pd.DataFrame
+
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """Long: variant, task, seed, step, metric, value."""
+        rows = [
+            (*cell, int(line["step"]), metric, value)
+            for cell, directory in self._directories()
+            for line in read_curves(directory / "curves.jsonl")
+            for metric, value in line.items()
+            if metric not in ("step", "time")
+        ]
+        return pd.DataFrame(rows, columns=["variant", "task", "seed", "step", "metric", "value"])
+
+    @cached_property
+    def attention(self) -> pd.DataFrame:
+        """Attention maps: variant, task, seed, step, path of an npz with `weights` and `labels`."""
+        rows = [
+            (*cell, int(path.stem), path)
+            for cell, directory in self._directories()
+            for path in sorted((directory / "attention").glob("*.npz"))
+        ]
+        return pd.DataFrame(rows, columns=["variant", "task", "seed", "step", "path"])
+
+    @cached_property
+    def codes(self) -> dict[str, np.ndarray]:
+        """Fixed position codes `(positions, d_model)` of the variants that add such to their embeddings."""
+        path = self.folder / "codes.npz"
+        return dict(np.load(path)) if path.exists() else {}
+
+    def _directories(self) -> Iterator[tuple[tuple[str, str, int], Path]]:
+        for run in self.document["runs"]:
+            yield (run["variant"], run["task"], run["seed"]), self.folder / "runs" / run["fingerprint"]
+
+    def primary(self) -> pd.DataFrame:
+        """variant, task, seed, score: the declared metric's mean over the test lengths, a row an ended run.
+
+        A run that diverged scores 0 everywhere; one that failed or ran out of memory has no score (NaN). Without test
+        lengths the training lengths count.
+        """
+        ended = self.runs.loc[self.runs["status"].isin(ENDED), ["variant", "task", "seed"]]
+        scored = self.scores[self.scores["metric"] == self.document["score"]]
+        tested = scored[scored["split"] == "test"]
+        means = (tested if len(tested) else scored).groupby(["variant", "task", "seed"], sort=False)["value"].mean()
+        return ended.merge(means.rename("score").reset_index(), how="left", on=["variant", "task", "seed"])
+
+
+def load_study(folder: Path) -> StudyData:
+    """The study in a folder.
+
+    Raises:
+        UserError: there is none, or its `study.json` or one of its records is corrupt.
+    """
+    path = folder / "study.json"
+    if not path.exists():
+        raise UserError(f"{folder}: there is no study here; run `harness ablate {folder.name}` first")
+    try:
+        document = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not JSON ({error}); run `harness ablate {folder.name}` to write it anew") from error
+    cells = list(_records(folder, document))
+    return StudyData(folder, document, _runs(folder, document, cells), _scores(document, cells))
+
+
+def _records(folder: Path, document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], RunRecord | None]]:
+    for cell in document["runs"]:
+        path = folder / "runs" / cell["fingerprint"] / "record.json"
+        yield cell, RunRecord.read(path) if path.exists() else None
+
+
+def _runs(folder: Path, document: dict[str, Any], cells: list[tuple[dict[str, Any], RunRecord | None]]) -> pd.DataFrame:
+    rows = []
+    for cell, record in cells:
+        directory = folder / "runs" / cell["fingerprint"]
+        row: dict[str, Any] = {"study": document["study"], **{k: cell[k] for k in ("variant", "task", "seed")}}
+        row |= {"status": "partial" if (directory / "curves.jsonl").exists() else "missing", "cause": ""}
+        if record:
+            row |= {"status": record.status, "cause": record.cause}
+        row |= {"fingerprint": cell["fingerprint"], "mlflow_run_id": _run_id(directory)}
+        rows.append({**row, **(record.final if record else {}), **(record.ledger if record else {})})
+    return pd.DataFrame(rows)
+
+
+def _run_id(directory: Path) -> str:
+    """The tracking run of a run, as `tracking` noted it beside the run; empty where nothing was delivered yet."""
+    path = directory / "mirror.json"
+    try:
+        return str(json.loads(path.read_text()).get("run_id", "")) if path.exists() else ""
+    except json.JSONDecodeError:
+        return ""
+
+
+def _scores(document: dict[str, Any], cells: list[tuple[dict[str, Any], RunRecord | None]]) -> pd.DataFrame:
+    rows = [
+        (cell["variant"], cell["task"], cell["seed"], score.length, score.metric, score.value, score.mark)
+        for cell, record in cells
+        if record
+        for score in record.scores
+    ]
+    scores = pd.DataFrame(rows, columns=["variant", "task", "seed", "length", "metric", "value", "mark"])
+    tested = {task: set(lengths) for task, lengths in document["test_lengths"].items()}
+    is_test = [length in tested[task] for task, length in zip(scores["task"], scores["length"], strict=True)]
+    return scores.assign(split=np.where(is_test, "test", "train") if len(scores) else pd.Series(dtype=str))

@@ -1,0 +1,229 @@
+"""RunSpec → RunRecord: trains, evaluates, resumes. Never prints; a run that fails is a record, not an exception."""
+
+import itertools
+import json
+import logging
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytorch_lightning as pl
+import torch
+
+from harness.components.kernel import backend_of
+from harness.cost import parameters, training_flops
+from harness.evaluate import GATE, all_lengths, greedy_agreement, mean_score, score_lengths, zero_scores
+from harness.journal import Diverged, Interrupted, Journal, Progress
+from harness.machine import environment, peak_memory, reset_peak_memory
+from harness.module import TransformerModule
+from harness.record import RunRecord, Score, Status, read_curves, set_aside, write_atomically
+from harness.schema import UserError
+from harness.spec import RunSpec
+
+__all__ = ["Interrupted", "Progress", "run"]
+
+logger = logging.getLogger("harness")
+logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)  # `run` never prints; records say what was done
+
+
+def run(
+    spec: RunSpec,
+    *,
+    directory: Path | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> RunRecord:
+    """Train and evaluate what a spec describes, or what is left of it, and record the outcome.
+
+    Args:
+        spec: the run; on one machine its record is a function of it, to the bit.
+        directory: where curves, attention maps, checkpoint and record are kept; a run found there is resumed, a
+            finished one is only read. Without it nothing is left on disk.
+        on_progress: called every few steps.
+        should_stop: asked every few steps; when it says yes the run is saved and `Interrupted` raised.
+
+    Raises:
+        Interrupted: after saving, when `should_stop` said yes.
+        UserError: this machine cannot run the spec (no CUDA device, an attention kernel that cannot run).
+    """
+    if directory is None:
+        with TemporaryDirectory() as temporary:
+            return run(spec, directory=Path(temporary), on_progress=on_progress, should_stop=should_stop)
+    if (directory / "record.json").exists():
+        return RunRecord.read(directory / "record.json")
+    if spec.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device = 'cuda': torch sees no CUDA device here; use 'cpu'")
+    write_atomically(directory / "spec.json", json.dumps(spec.document(), indent=1))
+    record = _Attempt(spec, directory, Journal(spec, directory, on_progress, should_stop)).record()
+    record.write(directory / "record.json")
+    (directory / "checkpoint.ckpt").unlink(missing_ok=True)
+    return record
+
+
+class _Attempt:
+    """One attempt at a run, and what is known of it so far."""
+
+    def __init__(self, spec: RunSpec, directory: Path, journal: Journal) -> None:
+        self.spec, self.directory, self.journal = spec, directory, journal
+        self.started = time.time()
+        self.scores: tuple[Score, ...] = ()
+        self.greedy = float("nan")
+        self.ledger: dict[str, int | float | str] = {"device": spec.device, "precision": spec.precision}
+
+    def record(self) -> RunRecord:
+        status, cause = self._outcome()
+        gpu = {"gpu": torch.cuda.get_device_name()} if self.spec.device == "cuda" else {}
+        return RunRecord(
+            fingerprint=self.spec.fingerprint(),
+            spec=self.spec.document(),
+            status=status,
+            cause=cause,
+            scores=self.scores,
+            final=self._final(),
+            ledger=self.ledger,
+            environment=environment() | gpu,
+            started=self.started,
+            ended=time.time(),
+        )
+
+    def _outcome(self) -> tuple[Status, str]:
+        """Train and evaluate; whatever goes wrong becomes a status and its cause."""
+        try:
+            module = TransformerModule(self.spec).to(self.spec.device)
+            self._observe(module)
+            fit(module, self.journal, self.directory / "checkpoint.ckpt")
+            self._measure(module.to(self.spec.device))
+            return _trained(self.directory)
+        except (Interrupted, UserError):
+            raise
+        except Diverged as error:
+            self.scores = zero_scores(self.spec)
+            return "diverged", str(error)
+        except Exception as error:
+            if _is_out_of_memory(error):
+                return "out_of_memory", _sentence(error)
+            logger.exception("run %s failed", self.spec.fingerprint())
+            return "failed", f"{type(error).__name__}: {_sentence(error)}"
+
+    def _observe(self, module: TransformerModule) -> None:
+        """What can be known before training."""
+        reset_peak_memory()
+        backend, reason = attention_backend(module)
+        self.spec.train.kernel.check(backend, reason)
+        self.ledger |= {"attention_backend": backend, "attention_reason": reason}
+        self.ledger["parameters"] = parameters(module.model)
+
+    def _measure(self, module: TransformerModule) -> None:
+        """What can be known after training."""
+        spec, journal = self.spec, self.journal
+        seconds, samples = journal.seconds, spec.train.eval_samples
+        torch.save(module.model.state_dict(), self.directory / "model.pt")
+        module.eval()
+        with torch.autocast(spec.device, torch.bfloat16, enabled=spec.precision == "bf16"):
+            self.scores = score_lengths(module, spec, all_lengths(spec.task), stream="eval", samples=samples)
+            self.greedy = greedy_agreement(module, spec)
+        counted = list(journal.sequences.items())
+        self.ledger |= {
+            "steps": spec.train.steps,
+            "tokens": sum(tokens * count for tokens, count in counted),
+            "flops": training_flops(spec, counted),
+            "wall_seconds": seconds,
+            "peak_memory_bytes": torch.cuda.max_memory_allocated() if spec.device == "cuda" else peak_memory(),
+        }
+
+    def _final(self) -> dict[str, float]:
+        lengths = self.spec.task.lengths
+        lines = [line for line in read_curves(self.directory / "curves.jsonl") if "train/loss" in line]
+        learned = [line["step"] for line in lines if line["train/exact_match"] >= GATE]
+        final = {
+            "eval/in_distribution": mean_score(self.scores, lengths.training),
+            "eval/extrapolation": mean_score(self.scores, lengths.test),
+            "eval/greedy_agreement": self.greedy,
+            "train/loss": lines[-1]["train/loss"] if lines else float("nan"),
+            "train/steps_to_threshold": min(learned, default=float("nan")),
+        }
+        return final
+
+
+def fit(module: TransformerModule, journal: Journal, checkpoint: Path) -> None:
+    """Train to the end from a checkpoint if there is a sound one, else from the start."""
+    spec = module.spec
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's advice on loaders and loggers that we leave out on purpose
+        trainer = pl.Trainer(
+            accelerator="gpu" if spec.device == "cuda" else "cpu",
+            devices=1,
+            precision="bf16-mixed" if spec.precision == "bf16" else "32-true",
+            max_steps=spec.train.steps,
+            max_epochs=-1,
+            callbacks=[journal],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        with _own_interrupt():
+            trainer.fit(module, itertools.repeat(0), ckpt_path=_sound(checkpoint), weights_only=True)
+
+
+class _own_interrupt:
+    """Keeps Ctrl-C a KeyboardInterrupt: Lightning turns it into SystemExit and leaves the signal ignored."""
+
+    def __enter__(self) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        self.handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)} if main else {}
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+
+
+def _sound(checkpoint: Path) -> Path | None:
+    """The checkpoint if it can be read; a corrupt one is set aside, with a notice, and the run starts anew."""
+    if not checkpoint.exists():
+        return None
+    try:
+        torch.load(checkpoint, weights_only=True, map_location="cpu")
+    except Exception as error:  # a torn or foreign file raises almost anything
+        aside = set_aside(checkpoint)
+        logger.warning("%s is corrupt (%s); kept as %s, the run starts anew", checkpoint, error, aside.name)
+        return None
+    return checkpoint
+
+
+def attention_backend(module: TransformerModule) -> tuple[str, str]:
+    """The attention backend that the first training batch runs on, and why."""
+    batch = module.batch(0)
+    with torch.autocast(module.spec.device, torch.bfloat16, enabled=module.spec.precision == "bf16"):
+        backend = backend_of(lambda: module(batch.inputs))
+        relation = module.model.position.relation(batch.inputs.shape[1], causal=True, device=module.device)
+    if backend == "flash":
+        return backend, "no bias matrix, causal"
+    if module.spec.train.kernel.kind != "Fastest":
+        return backend, f"train.kernel = {module.spec.train.kernel.kind}"
+    if relation.bias is not None:
+        trained = "trained " if relation.bias.requires_grad else ""
+        return backend, f"{module.spec.model.position.kind} adds a {trained}T×T bias, which flash does not take"
+    return backend, "torch found no flash kernel for these shapes, type and device"
+
+
+def _trained(directory: Path) -> tuple[Status, str]:
+    losses = [line["train/loss"] for line in read_curves(directory / "curves.jsonl") if "train/loss" in line]
+    if len(losses) > 2 and losses[-1] > losses[0]:
+        return "diverged", f"the training loss ended at {losses[-1]:.3g}, above its start at {losses[0]:.3g}"
+    return "finished", ""
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # torch's CPU allocator raises a plain RuntimeError with these words
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,243 @@
+"""The strict base of every spec: frozen, unknown keys refused, tagged by kind, canonical JSON, fingerprint.
+
+Knows pydantic and the standard library, nothing else of the project.
+"""
+
+import hashlib
+import inspect
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, cast
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+# Packages whose outputs are versioned by `result_version`; any other source is identified by its text.
+OWN_PACKAGES = ("harness", "tasks", "ablations")
+
+
+class UserError(ValueError):
+    """Something the user wrote cannot be done: one sentence with the path, the value and the remedy."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Marks what a spec field changes when it is flipped; a test flips every field and sees exactly that."""
+
+    what: Literal["parameters", "outputs", "loss", "data", "schedule", "updates", "evaluation", "hardware"]
+
+
+def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
+    """The remedy clause for an unknown name: the closest known one, then all of them."""
+    close = get_close_matches(name.lower(), [k.lower() for k in known], n=1, cutoff=0.5)
+    match = next((k for k in known if close and k.lower() == close[0]), None)
+    hint = f"did you mean {match!r}? " if match else ""
+    return f"{hint}known: {', '.join(sorted(known)) or 'none'}"
+
+
+class Spec(BaseModel):
+    """Strict data: frozen, keyword-only, no unknown keys, no coercion, no NaN.
+
+    `result_version` is raised when the same fields start to give other results; fingerprints include it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
+    result_version: ClassVar[int] = 1
+
+    def document(self) -> dict[str, Any]:
+        """The spec as plain JSON data; `type(spec).parse(spec.document()) == spec`."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any] | str) -> Self:
+        """The spec that a JSON document (text or data) describes.
+
+        Raises:
+            UserError: naming the path and the value, where the document is not such a spec.
+        """
+        text = document if isinstance(document, str) else json.dumps(document)
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise UserError(explain(error)) from error
+
+    def replace(self, path: str, value: Any) -> Self:
+        """A copy with the field at a dotted path (`model.position.base`) set to `value` and everything validated anew.
+
+        Raises:
+            UserError: unknown path (with the nearest name), impossible value or combination.
+        """
+        self.at(path)
+        document = self.document()
+        *parents, name = path.split(".")
+        inner = document
+        for parent in parents:
+            inner = inner[parent]
+        inner[name] = _plain(value)
+        return type(self).parse(document)
+
+    def at(self, path: str) -> Any:
+        """The value at a dotted path.
+
+        Raises:
+            UserError: there is no such field, with the nearest name.
+        """
+        value: Any = self
+        for name in path.split("."):
+            if not isinstance(value, Spec) or name not in type(value).model_fields:
+                known = value._names() if isinstance(value, Spec) else []
+                owner = value.kind if isinstance(value, Spec) else repr(value)
+                raise UserError(f"{path}: {owner} has no field {name!r}; {nearest(name, known)}")
+            value = getattr(value, name)
+        return value
+
+    def flat(self, prefix: str = "") -> dict[str, Any]:
+        """Every field by its dotted path: `{"model.position": "RoPE", "model.position.base": 10000.0}`."""
+        rows: dict[str, Any] = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, Level):
+                rows[prefix + name] = value.kind
+            if isinstance(value, Spec):
+                rows.update(value.flat(f"{prefix}{name}."))
+            else:
+                rows[prefix + name] = value
+        return rows
+
+    def specs(self) -> Iterator["Spec"]:
+        """This spec and every spec inside it."""
+        yield self
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            inner = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
+            for part in inner:
+                if isinstance(part, Spec):
+                    yield from part.specs()
+
+    @property
+    def kind(self) -> str:
+        """The name of the level: its class's name."""
+        return type(self).__name__
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        return list(cls.model_fields)
+
+
+class Level(Spec):
+    """One level of an axis, open to users: subclass the axis's base, in any file, and use it.
+
+    A level serialises as itself with its class name as `kind`, so that the fields of a user's subclass survive the
+    round trip; parsing an axis's base finds the subclass by that name among those imported so far.
+    """
+
+    @model_serializer(mode="wrap")
+    def _tagged(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return {"kind": self.kind, **{name: _plain(value) for name, value in fields.items()}}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _dispatch(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        if not isinstance(value, Mapping):
+            if isinstance(value, cls):
+                return value
+            raise ValueError(f"expected a {cls.__name__} level, e.g. {_example(cls)}, not {value!r}")
+        fields = dict(value)
+        kind = fields.pop("kind", cls.__name__)
+        known = cls.levels()
+        if kind not in known:
+            raise ValueError(f"unknown {cls.__name__} level {kind!r}; {nearest(kind, known)}")
+        return handler(fields) if known[kind] is cls else known[kind].model_validate({"kind": kind, **fields})
+
+    @classmethod
+    def levels(cls) -> dict[str, type[Self]]:
+        """The concrete levels of this axis by name, users' own included; a later definition replaces an earlier."""
+        own = {} if inspect.isabstract(cls) or Level in cls.__bases__ else {cls.__name__: cls}
+        for sub in cls.__subclasses__():
+            own.update(cast("dict[str, type[Self]]", sub.levels()))
+        return own
+
+
+def _plain(value: Any) -> Any:
+    return value.document() if isinstance(value, Spec) else value
+
+
+def _example(cls: type[Level]) -> str:
+    return next((f"{name}()" for name in cls.levels()), cls.__name__)
+
+
+def canonical_json(data: Any) -> str:
+    """JSON with sorted keys and no white space: equal data, equal text."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def fingerprint(spec: Spec) -> str:
+    """16 hex digits that identify what a spec computes.
+
+    Hashes the document, the `result_version` of every spec class in it, and the source text of those that users
+    defined outside the project.
+    """
+    kinds = sorted({type(part) for part in spec.specs()}, key=lambda kind: kind.__qualname__)
+    identity = {
+        "spec": spec.document(),
+        "versions": {kind.__qualname__: kind.result_version for kind in kinds},
+        "sources": {kind.__qualname__: source_text(kind) for kind in kinds if is_foreign(kind)},
+    }
+    return hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:16]
+
+
+def is_foreign(kind: type) -> bool:
+    """Whether a class was defined outside the project's own packages."""
+    return kind.__module__.split(".")[0] not in OWN_PACKAGES
+
+
+def source_file(kind: type) -> Path | None:
+    """The file that defines a class; None in a notebook or an interactive session."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return Path(file).resolve() if file else None
+
+
+def source_text(kind: type) -> str:
+    """The text that identifies a user's class: its whole file, or in a notebook the class itself."""
+    file = source_file(kind)
+    try:
+        return file.read_text() if file else inspect.getsource(kind)
+    except OSError as error:
+        raise UserError(f"the source of {kind.__name__} cannot be read; define it in a file") from error
+
+
+def explain(error: ValidationError) -> str:
+    """One sentence for the first thing that is wrong: path, value, remedy."""
+    first = error.errors()[0]
+    location = [str(part) for part in first["loc"] if not str(part).startswith("function-")]
+    path = ".".join(location)
+    value = first.get("input")
+    shown = f" = {value!r}" if isinstance(value, str | int | float | bool | None) else ""
+    return f"{path or error.title}{shown}: {_reason(error, first)}".replace("Value error, ", "")
+
+
+def _reason(error: ValidationError, first: Any) -> str:
+    message = str(first["msg"])
+    if first["type"] == "extra_forbidden":
+        name = str(first["loc"][-1])
+        known = next((c._names() for c in _all_specs() if c.__name__ == error.title), [])
+        return f"there is no such field in {error.title}; {nearest(name, known)}"
+    return message[0].lower() + message[1:] if not message.startswith("Value error") else message
+
+
+def _all_specs(base: type[Spec] = Spec) -> Iterator[type[Spec]]:
+    for sub in base.__subclasses__():
+        yield sub
+        yield from _all_specs(sub)

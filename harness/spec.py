@@ -1,0 +1,201 @@
+"""ModelSpec, TrainSpec and RunSpec: everything that decides what a run computes.
+
+ModelSpec's fields are the component matrix. A run is a pure function of its RunSpec, and the fingerprint is its name.
+"""
+
+import math
+from abc import abstractmethod
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import Field, model_validator
+
+from harness.components.feedforward import FeedForward, ReLU
+from harness.components.kernel import Fastest, Kernel
+from harness.components.norm import LayerNorm, Norm, NormPlacement, PostNorm
+from harness.components.position import Position, Sinusoidal
+from harness.components.scale import InverseSqrt, Scale
+from harness.components.shape import Shape
+from harness.schema import Changes, Level, Spec, fingerprint
+from harness.seeding import stable_hash
+from tasks.task import Batch, Task, padded
+
+
+class ModelSpec(Spec):
+    """The component matrix of a decoder-only Transformer; the defaults are the original's levels at a small size."""
+
+    d_model: Annotated[int, Changes("parameters"), Ge(1)] = 64
+    num_layers: Annotated[int, Changes("parameters"), Ge(1)] = 2
+    num_heads: Annotated[int, Changes("outputs"), Ge(1)] = 4
+    position: Annotated[Position, Changes("outputs")] = Sinusoidal()
+    norm: Annotated[Norm, Changes("outputs")] = LayerNorm()
+    norm_placement: Annotated[NormPlacement, Changes("outputs")] = PostNorm()
+    scale: Annotated[Scale, Changes("outputs")] = InverseSqrt()
+    feedforward: Annotated[FeedForward, Changes("outputs")] = ReLU()
+
+    @model_validator(mode="after")
+    def _possible(self) -> "ModelSpec":
+        if self.d_model % self.num_heads:
+            fitting = [h for h in range(1, self.d_model + 1) if self.d_model % h == 0]
+            near = sorted(sorted(fitting, key=lambda h: abs(h - self.num_heads))[:2])
+            raise ValueError(
+                f"num_heads = {self.num_heads} does not divide d_model = {self.d_model}; "
+                f"choose {' or '.join(map(str, near))}"
+            )
+        self.position.check(self.shape)
+        return self
+
+    @property
+    def shape(self) -> Shape:
+        """The sizes that components are built for."""
+        return Shape(self.d_model, self.num_heads, self.num_layers)
+
+
+class Schedule(Level):
+    """Base of the learning-rate schedules."""
+
+    @abstractmethod
+    def factor(self, step: int, steps: int) -> float:
+        """What the learning rate is multiplied by at step 0 … steps−1."""
+
+
+class Constant(Schedule):
+    """The same learning rate throughout."""
+
+    def factor(self, step: int, steps: int) -> float:
+        """One."""
+        return 1.0
+
+
+class WarmupCosine(Schedule):
+    """Linear warm-up over a fraction of the steps, then half a cosine down to `floor` (Loshchilov & Hutter 2017,
+    arXiv:1608.03983).
+    """
+
+    warmup: Annotated[float, Changes("schedule"), Ge(0), Lt(1)] = 0.05
+    floor: Annotated[float, Changes("schedule"), Ge(0), Le(1)] = 0.05
+
+    def factor(self, step: int, steps: int) -> float:
+        """Rises to 1 at the end of the warm-up, ends at `floor`."""
+        rising = round(self.warmup * steps)
+        if step < rising:
+            return (step + 1) / rising
+        progress = (step - rising) / max(1, steps - 1 - rising)
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class Sampling(Level):
+    """Base of the ways in which training data is drawn."""
+
+    @abstractmethod
+    def batch(self, task: Task, seed: int, step: int, batch_size: int, device: torch.device) -> Batch:
+        """The training batch of a step, a pure function of its arguments."""
+
+    def distinct(self, steps: int, batch_size: int) -> int:
+        """At most so many different training samples are seen in `steps` steps."""
+        return steps * batch_size
+
+
+class Fresh(Sampling):
+    """New samples at every step, one length a batch."""
+
+    def batch(self, task: Task, seed: int, step: int, batch_size: int, device: torch.device) -> Batch:
+        """A batch of one length."""
+        length = task.training_length(seed, "train", step)
+        return task.batch(seed, "train", step, batch_size, length, device)
+
+
+class Padded(Sampling):
+    """New samples at every step, a length a row, padded to the longest: for comparison with one length a batch."""
+
+    def batch(self, task: Task, seed: int, step: int, batch_size: int, device: torch.device) -> Batch:
+        """A batch of all lengths drawn for its rows."""
+        lengths = [task.training_length(seed, f"train/{row}", step) for row in range(batch_size)]
+        rows = [(length, lengths.count(length)) for length in sorted(set(lengths))]
+        return padded([task.batch(seed, "train", step, count, length, device) for length, count in rows])
+
+
+class Finite(Sampling):
+    """`num_samples` samples, seen again every epoch in a new order: for claims about generalisation.
+
+    The samples are spread evenly over the training lengths; a batch has one length.
+    """
+
+    num_samples: Annotated[int, Changes("data"), Ge(1)] = 1000
+
+    def batch(self, task: Task, seed: int, step: int, batch_size: int, device: torch.device) -> Batch:
+        """The step's batch of the epoch that it falls into; the last batch of a length may be smaller."""
+        batches = self._batches(task, batch_size)
+        epoch, index = divmod(step, len(batches))
+        length, first = batches[_order(len(batches), seed, "epoch", epoch)[index]]
+        pool = task.batch(seed, "finite", 0, self._share(task, length), length, device)
+        rows = _order(len(pool.inputs), seed, "rows", epoch, length)[first : first + batch_size].to(device)
+        return Batch(pool.inputs[rows], pool.targets[rows])
+
+    def distinct(self, steps: int, batch_size: int) -> int:
+        """All samples, if there are steps enough to see them."""
+        return min(self.num_samples, steps * batch_size)
+
+    def _share(self, task: Task, length: int) -> int:
+        lengths = list(task.lengths.training)
+        return self.num_samples // len(lengths) + (lengths.index(length) < self.num_samples % len(lengths))
+
+    def _batches(self, task: Task, batch_size: int) -> list[tuple[int, int]]:
+        """(length, first row) of each batch of an epoch."""
+        return [
+            (length, first)
+            for length in task.lengths.training
+            for first in range(0, self._share(task, length), batch_size)
+        ]
+
+
+def _order(count: int, *name: int | str) -> torch.Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(stable_hash(*name)))
+
+
+class TrainSpec(Spec):
+    """How a model is trained and how often it is evaluated. The optimiser is AdamW (arXiv:1711.05101)."""
+
+    steps: Annotated[int, Changes("schedule"), Ge(1)] = 1500
+    batch_size: Annotated[int, Changes("data"), Ge(1)] = 64
+    learning_rate: Annotated[float, Changes("updates"), Gt(0), Le(10)] = 1e-3
+    schedule: Annotated[Schedule, Changes("schedule")] = WarmupCosine()
+    beta1: Annotated[float, Changes("updates"), Ge(0), Lt(1)] = 0.9
+    beta2: Annotated[float, Changes("updates"), Ge(0), Lt(1)] = 0.98
+    eps: Annotated[float, Changes("updates"), Gt(0)] = 1e-9
+    weight_decay: Annotated[float, Changes("updates"), Ge(0)] = 0.01
+    gradient_clip: Annotated[float | None, Changes("updates"), Field(gt=0)] = 1.0
+    sampling: Annotated[Sampling, Changes("data")] = Fresh()
+    kernel: Annotated[Kernel, Changes("hardware")] = Fastest()
+    eval_samples: Annotated[int, Changes("evaluation"), Ge(1)] = 256
+    eval_every: Annotated[int, Changes("evaluation"), Ge(1)] = 250
+
+
+class RunSpec(Spec):
+    """One run, whole. `device` decides the precision too: fp32 on the CPU, bf16 autocast on CUDA."""
+
+    model: ModelSpec = ModelSpec()
+    task: Task
+    train: TrainSpec = TrainSpec()
+    seed: Annotated[int, Changes("data"), Ge(0)] = 0
+    device: Annotated[Literal["cpu", "cuda"], Changes("hardware")] = "cpu"
+
+    @model_validator(mode="after")
+    def _trainable(self) -> "RunSpec":
+        limit, length = self.model.position.limit(), self.task.tokens(self.task.lengths.train[1])
+        if limit is not None and limit < length:
+            raise ValueError(
+                f"model.position = {self.model.position.kind} takes {limit} tokens, the longest training sequence has "
+                f"{length}; raise max_length to {length} or more, or shorten task.lengths.train"
+            )
+        return self
+
+    @property
+    def precision(self) -> str:
+        """`fp32` or `bf16`."""
+        return "bf16" if self.device == "cuda" else "fp32"
+
+    def fingerprint(self) -> str:
+        """16 hex digits; see `harness.schema.fingerprint`."""
+        return fingerprint(self)

@@ -1,0 +1,320 @@
+"""Ablation → variants × tasks × seeds → RunSpecs; what is done, what is left.
+
+An ablation is data: a question, a baseline, the axes that vary, named variants. Planning it gives cells, each a RunSpec
+with its fingerprint; the records on disk say which of them are done.
+"""
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import Field, PlainSerializer, model_validator
+
+from harness.evaluate import GATE
+from harness.machine import commit, environment
+from harness.record import RunRecord, set_aside, write_atomically
+from harness.schema import Spec, UserError, is_foreign, nearest, source_file
+from harness.spec import ModelSpec, RunSpec, TrainSpec
+from tasks.task import Task
+
+PILOT_SEED = 1000  # seeds from here on choose settings and conclude nothing
+
+Device = Literal["cpu", "cuda"]
+
+
+def _plain(changes: dict[str, Any]) -> dict[str, Any]:
+    return {path: value.document() if isinstance(value, Spec) else value for path, value in changes.items()}
+
+
+Overrides = Annotated[dict[str, Any], PlainSerializer(_plain)]  # dotted path of a RunSpec -> value
+
+
+class Budget(Spec):
+    """How much a study may cost: how many seeds, and what it changes in every run (`{"train.steps": 4000}`)."""
+
+    seeds: Annotated[int, Ge(1), Le(PILOT_SEED)] = 8
+    changes: Overrides = Field(default_factory=dict)
+
+
+class Ablation(Spec):
+    """One question, asked by training the same model with one component changed.
+
+    `variants` maps a name to what it changes in the baseline's RunSpec, by dotted path (`{"model.position": RoPE()}`);
+    `axes` names the paths that may differ, and nothing else may. `margin` is the difference in score that would matter:
+    two variants closer than that count as equivalent. Budgets change every variant alike.
+    """
+
+    question: Annotated[str, MinLen(1)]
+    claims: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    why: str = ""
+    model: ModelSpec = ModelSpec()
+    train: TrainSpec = TrainSpec()
+    tasks: Annotated[dict[str, Task], MinLen(1)]
+    axes: Annotated[tuple[str, ...], MinLen(1), Field(strict=False)]
+    baseline: str
+    variants: Annotated[dict[str, Overrides], MinLen(1)]
+    score: Literal["exact_match", "exact_match_no_end", "token_accuracy"] = "exact_match"
+    higher_is_better: bool = True
+    margin: Annotated[float, Gt(0), Lt(1)] = 0.1
+    budgets: Annotated[dict[str, Budget], MinLen(1)] = Field(default_factory=lambda: {"quick": Budget()})
+
+    @model_validator(mode="after")
+    def _sound(self) -> "Ablation":
+        if self.baseline not in self.variants:
+            raise ValueError(f"baseline = {self.baseline!r} is no variant; {nearest(self.baseline, self.variants)}")
+        if self.score == "exact_match" and not all(task.train_end_token for task in self.tasks.values()):
+            raise ValueError(
+                "score = 'exact_match' asks for the end token, which a task does not train; use 'exact_match_no_end'"
+            )
+        for variant, changes in self.variants.items():
+            if strays := [path for path in changes if not _covered(path, self.axes)]:
+                raise ValueError(
+                    f"variants.{variant}: {strays[0]} is not among axes = {list(self.axes)}; declare it there"
+                )
+        for budget in self.budgets:
+            self._differ(budget)
+        return self
+
+    def _differ(self, budget: str) -> None:
+        """Every variant can be made, and no two are the same model under other names."""
+        for task in self.tasks:
+            named: dict[str, str] = {}
+            for variant in self.variants:
+                identity = json.dumps(self.run_spec(variant, task, seed=0, device="cpu", budget=budget).document())
+                if identity in named:
+                    raise ValueError(
+                        f"variants.{variant} is the same as variants.{named[identity]}; change one or drop it"
+                    )
+                named[identity] = variant
+
+    def run_spec(self, variant: str, task: str, *, seed: int, device: Device, budget: str) -> RunSpec:
+        """The RunSpec of a cell.
+
+        Raises:
+            UserError: a change names a field that does not exist, or a value or combination that cannot be.
+        """
+        base = {"model": self.model.document(), "train": self.train.document(), "task": self.tasks[task].document()}
+        spec = RunSpec.parse({**base, "seed": seed, "device": device})
+        origins = [
+            (f"budgets.{budget}.changes", self.budget(budget).changes),
+            (f"variants.{variant}", self.variants[variant]),
+        ]
+        for origin, changes in origins:
+            for path, value in changes.items():
+                try:
+                    spec = spec.replace(path, value)
+                except UserError as error:
+                    raise UserError(f"{origin}: {error}") from error
+        return spec
+
+    def budget(self, name: str) -> Budget:
+        """A budget by name.
+
+        Raises:
+            UserError: the ablation has no such budget.
+        """
+        if name not in self.budgets:
+            raise UserError(f"budget {name!r}: this ablation has no such budget; {nearest(name, self.budgets)}")
+        return self.budgets[name]
+
+
+def _covered(path: str, axes: tuple[str, ...]) -> bool:
+    return any(path == axis or path.startswith(f"{axis}.") for axis in axes)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One planned run."""
+
+    variant: str
+    task: str
+    seed: int
+    spec: RunSpec
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The run's name on disk."""
+        return self.spec.fingerprint()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An ablation with everything decided: budget, seeds, device."""
+
+    name: str
+    ablation: Ablation
+    budget: str
+    seeds: tuple[int, ...]
+    device: Device
+
+    @cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        """Every run, the baseline's first: one task after the other, so that its verdicts come early; then seed by
+        seed.
+        """
+        return tuple(
+            Cell(variant, task, seed, self._spec(variant, task, seed))
+            for task in self.ablation.tasks
+            for seed in self.seeds
+            for variant in self.variants
+        )
+
+    @property
+    def variants(self) -> list[str]:
+        """Names of the variants, the baseline's first."""
+        return sorted(self.ablation.variants, key=lambda name: name != self.ablation.baseline)
+
+    def _spec(self, variant: str, task: str, seed: int) -> RunSpec:
+        first = self._seedless[variant, task]
+        return first.model_copy(update={"seed": seed})
+
+    @cached_property
+    def _seedless(self) -> dict[tuple[str, str], RunSpec]:
+        make = self.ablation.run_spec
+        return {
+            (variant, task): make(variant, task, seed=0, device=self.device, budget=self.budget)
+            for task in self.ablation.tasks
+            for variant in self.variants
+        }
+
+    def sources(self) -> tuple[Path, ...]:
+        """Files of the user's own that a worker must load before it knows the specs.
+
+        Raises:
+            UserError: a level was defined in an interactive session, where no worker finds it.
+        """
+        kinds = {type(part) for spec in self._seedless.values() for part in spec.specs() if is_foreign(type(part))}
+        files = {kind: source_file(kind) for kind in kinds}
+        for kind, file in files.items():
+            if file is None:
+                raise UserError(
+                    f"{kind.__name__} was defined in an interactive session; define it in a file and import it"
+                )
+        return tuple(sorted({file for file in files.values() if file}))
+
+    def document(self, command: str) -> dict[str, Any]:
+        """The content of `study.json`: all that a report needs to know of the plan."""
+        ablation, tasks = (
+            self.ablation,
+            {task: self._seedless[self.variants[0], task].task for task in self.ablation.tasks},
+        )
+        baseline = self._seedless[self.variants[0], next(iter(tasks))].flat()
+        flat = {variant: self._seedless[variant, next(iter(tasks))].flat() for variant in self.variants}
+        return {
+            "study": self.name,
+            "question": ablation.question,
+            "claims": list(ablation.claims),
+            "why": ablation.why,
+            "axes": list(ablation.axes),
+            "baseline": ablation.baseline,
+            "variants": self.variants,
+            "tasks": list(tasks),
+            "seeds": list(self.seeds),
+            "budget": self.budget,
+            "device": self.device,
+            "score": ablation.score,
+            "higher_is_better": ablation.higher_is_better,
+            "margin": ablation.margin,
+            "gate": GATE,
+            "train_lengths": {name: list(task.lengths.train) for name, task in tasks.items()},
+            "test_lengths": {name: list(task.lengths.test) for name, task in tasks.items()},
+            "runs": [
+                {"variant": c.variant, "task": c.task, "seed": c.seed, "fingerprint": c.fingerprint} for c in self.cells
+            ],
+            "spec": {
+                "model": self._seedless[self.variants[0], next(iter(tasks))].model.document(),
+                "train": self._seedless[self.variants[0], next(iter(tasks))].train.document(),
+                "tasks": {name: task.document() for name, task in tasks.items()},
+            },
+            "differences": {
+                variant: {path: value for path, value in fields.items() if baseline.get(path, _ABSENT) != value}
+                for variant, fields in flat.items()
+            },
+            "command": command,
+            "commit": commit(),
+            "environment": environment(),
+        }
+
+    def codes(self) -> dict[str, np.ndarray]:
+        """Fixed position codes `(longest sequence, d_model)` of the variants that have them."""
+        found = {}
+        for (variant, _), spec in self._seedless.items():
+            longest = spec.task.tokens(max(spec.task.lengths.train[1], *spec.task.lengths.test, 0))
+            codes = spec.model.position.codes(longest, spec.model.d_model)
+            if codes is not None:
+                found[variant] = codes.numpy()
+        return found
+
+
+_ABSENT = object()
+
+
+def make_plan(name: str, ablation: Ablation, *, budget: str, seeds: int | None, device: Device) -> Plan:
+    """The plan of an ablation; `seeds` overrides the budget's number.
+
+    Raises:
+        UserError: unknown budget, a number of seeds that cannot be.
+    """
+    count = ablation.budget(budget).seeds if seeds is None else seeds
+    if not 1 <= count <= PILOT_SEED:
+        raise UserError(f"seeds = {count}: choose 1 to {PILOT_SEED} (seeds from {PILOT_SEED} on are the pilot's)")
+    return Plan(name, ablation, budget, tuple(range(count)), device)
+
+
+def survey(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:
+    """What the disk holds of a plan: a state for each fingerprint, and notices for people.
+
+    States: a record's status, *partial* (a checkpoint to resume from), *missing*. A corrupt record is set aside and its
+    run counts as missing. Runs whose earlier record no longer fits the spec or the result version are named stale.
+    """
+    notices: list[str] = []
+    states = {cell.fingerprint: _state(folder / "runs" / cell.fingerprint, notices) for cell in plan.cells}
+    if stale := _stale(plan, folder, states):
+        notices.append(f"{stale} earlier runs no longer fit their spec or result version; they are kept and done again")
+    return states, notices
+
+
+def _state(directory: Path, notices: list[str]) -> str:
+    path = directory / "record.json"
+    if path.exists():
+        try:
+            return RunRecord.read(path).status
+        except UserError:
+            notices.append(f"{path} is corrupt; kept as {set_aside(path).name}, the run is done again")
+    return "partial" if (directory / "checkpoint.ckpt").exists() else "missing"
+
+
+def _stale(plan: Plan, folder: Path, states: dict[str, str]) -> int:
+    """Cells whose run of the same budget, device, variant, task and seed was recorded under another fingerprint."""
+    try:
+        before = json.loads((folder / "study.json").read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return 0
+    if (before["budget"], before["device"]) != (plan.budget, plan.device):
+        return 0
+    known = {(run["variant"], run["task"], run["seed"]): run["fingerprint"] for run in before["runs"]}
+    return sum(
+        states[cell.fingerprint] == "missing"
+        and (old := known.get((cell.variant, cell.task, cell.seed), cell.fingerprint)) != cell.fingerprint
+        and (folder / "runs" / old / "record.json").exists()
+        for cell in plan.cells
+    )
+
+
+def write_plan(plan: Plan, folder: Path, command: str) -> None:
+    """Write `study.json` and the position codes."""
+    codes = plan.codes()
+    if codes:
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(folder / "codes.npz", **codes)  # type: ignore[arg-type]
+    write_atomically(folder / "study.json", json.dumps(plan.document(command), indent=1))
+
+
+def counts(states: dict[str, str]) -> Counter[str]:
+    """How many runs are in which state."""
+    return Counter(states.values())

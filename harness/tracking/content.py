@@ -1,0 +1,175 @@
+"""What is said about a run: its files on disk as parameters, tags, metrics and texts. Plain data in, plain data out."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from harness.record import RunRecord
+from harness.tracking.received import Label
+
+NOTE = "mlflow.note.content"  # MLflow shows this tag as the run's description, as Markdown
+PARENT = "mlflow.parentRunId"
+STATUSES = {"finished": "FINISHED", "diverged": "FAILED", "out_of_memory": "FAILED", "failed": "FAILED"}
+REPORT_HEAD = 4000  # characters of report.md that the description takes at most
+
+
+class Value(NamedTuple):
+    """A metric at a step."""
+
+    key: str
+    value: float
+    step: int
+
+
+def parameters(document: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Every field of a spec by its dotted path; a level is its kind, its fields follow: `model.position`, `model.position.base`."""
+    rows: dict[str, str] = {}
+    for name, value in document.items():
+        path = f"{prefix}{name}"
+        if not isinstance(value, Mapping):
+            rows[path] = str(value)
+            continue
+        fields = dict(value)
+        if "kind" in fields:
+            rows[path] = str(fields.pop("kind"))
+        rows.update(parameters(fields, f"{path}."))
+    return rows
+
+
+def run_tags(study: Mapping[str, Any], label: Label, fingerprint: str, spec: Mapping[str, Any]) -> dict[str, str]:
+    """Tags that are known when a run begins."""
+    return {
+        **_common_tags(study, label.budget),
+        "kind": "run",
+        "variant": label.variant,
+        "task": label.task,
+        "seed": str(label.seed),
+        "fingerprint": fingerprint,
+        "dataset": dataset(spec),
+    }
+
+
+def study_tags(study: Mapping[str, Any]) -> dict[str, str]:
+    """Tags of the parent run."""
+    return {
+        **_common_tags(study, study["budget"]),
+        "kind": "study",
+        "axes": ", ".join(study["axes"]),
+        "variants": ", ".join(study["variants"]),
+        "tasks": ", ".join(study["tasks"]),
+        "seeds": ", ".join(map(str, study["seeds"])),
+        "claims": ", ".join(study["claims"]),
+        "score": study["score"],
+        "margin": str(study["margin"]),
+    }
+
+
+def _common_tags(study: Mapping[str, Any], budget: str) -> dict[str, str]:
+    return {
+        "study": study["study"],
+        "budget": budget,
+        "baseline": study["baseline"],
+        "commit": study["commit"],
+        "hardware": hardware(study["environment"]),
+        "mlflow.source.name": study["command"],
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.git.commit": study["commit"],
+    }
+
+
+def outcome_tags(record: RunRecord) -> dict[str, str]:
+    """Tags that are known when a run has ended."""
+    tags = {
+        "status": record.status,
+        "cause": record.cause,
+        "attention_backend": str(record.ledger.get("attention_backend", "")),
+        "attention_reason": str(record.ledger.get("attention_reason", "")),
+        "hardware": hardware(record.environment),
+        "commit": record.environment.get("commit", ""),
+    }
+    return {key: value for key, value in tags.items() if value}
+
+
+def hardware(environment: Mapping[str, str]) -> str:
+    """What the run ran on, in words."""
+    processor = f"{environment.get('cpu', 'unknown processor')}, {environment.get('cores', '?')} cores"
+    return f"{environment['gpu']} ({processor})" if environment.get("gpu") else processor
+
+
+def dataset(spec: Mapping[str, Any]) -> str:
+    """What the run was trained and tested on, in a line: `Copy (lengths.train = [1, 10], …), Fresh samples, seed 3`."""
+    fields = parameters({"task": spec["task"]})
+    kind = fields.pop("task", "")
+    details = ", ".join(f"{path.removeprefix('task.')} = {value}" for path, value in fields.items())
+    sampling = parameters({"sampling": spec["train"]["sampling"]})["sampling"]
+    return f"{kind} ({details}), {sampling} samples, seed {spec['seed']}"
+
+
+def outcome_values(record: RunRecord, curves: list[dict[str, float]]) -> Iterator[Value]:
+    """Final metrics and ledger at the last step; each score as a metric whose step is the length.
+
+    A final metric that the curve already has at its last step is not said twice.
+    """
+    last = int(record.ledger.get("steps", max((line["step"] for line in curves), default=0)))
+    told = {key for line in curves if line["step"] == last for key in line}
+    for key, value in record.final.items():
+        if key not in told:
+            yield Value(key, value, last)
+    for key, amount in record.ledger.items():
+        if isinstance(amount, int | float):
+            yield Value(f"ledger/{key}", float(amount), last)
+    for score in record.scores:
+        yield Value(f"eval/{score.metric}_by_length", score.value, score.length)
+
+
+def run_text(study: Mapping[str, Any], label: Label, record: RunRecord | None) -> str:
+    """The description on a run's page: what it is, how it ended, where to look."""
+    changes = study["differences"].get(label.variant, {})
+    changed = ", ".join(f"`{path} = {value}`" for path, value in changes.items())
+    what = f"differs from the baseline *{study['baseline']}* in {changed}" if changed else "is the baseline"
+    lines = [f"**{label.variant}** {what}. Task *{label.task}*, seed {label.seed}, budget *{label.budget}*."]
+    if record is not None and record.status != "finished":
+        lines.append(f"Ended **{record.status.replace('_', ' ')}**: {record.cause}")
+    if record is not None and record.status == "finished":
+        lines.append(
+            f"Exact match {_number(record.final.get('eval/in_distribution'))} at the training lengths, "
+            f"{_number(record.final.get('eval/extrapolation'))} beyond them."
+        )
+    lines.append(
+        "*Model metrics*: curves, the attention maps by training step (image grid, slider), and `eval/…_by_length`, "
+        "where the step axis is the sequence length."
+    )
+    return "\n\n".join(lines)
+
+
+def study_text(study: Mapping[str, Any], report: str) -> str:
+    """The description of parent run and experiment: the report's head once there is one, else what is being asked."""
+    head = report_head(report)
+    variants = ", ".join(name for name in study["variants"] if name != study["baseline"])
+    plan = (
+        f"Baseline *{study['baseline']}* against {variants or 'nothing'}; tasks {', '.join(study['tasks'])}; "
+        f"{len(study['seeds'])} seeds; budget *{study['budget']}*. Differences lie in "
+        f"{', '.join(f'`{axis}`' for axis in study['axes'])} and nowhere else."
+    )
+    places = (
+        "The children of this run are the runs of the study, named *variant · task · seed*. "
+        "The full report is among the artifacts: `report.html`."
+    )
+    return "\n\n".join([head or f"**{study['question']}**", plan, places])
+
+
+def report_head(report: str) -> str:
+    """The beginning of a Markdown report up to its first picture, cut between paragraphs."""
+    kept: list[str] = []
+    for paragraph in report.split("\n\n"):
+        if "![" in paragraph or "<img" in paragraph or sum(map(len, kept)) + len(paragraph) > REPORT_HEAD:
+            break
+        kept.append(paragraph)
+    while kept and kept[-1].lstrip().startswith("#"):
+        kept.pop()  # a heading without what stood below it
+    return "\n\n".join(kept).strip()
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.3f}"
+

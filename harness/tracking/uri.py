@@ -1,0 +1,127 @@
+"""Tracking URIs: which we take, where their artifacts lie, and the lock under which a database is made."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from harness.schema import UserError, nearest
+
+SQLITE = "sqlite:///"
+SQLITE_HEADER = b"SQLite format 3\0"
+SERVERS = ("http", "https", "databricks")
+DRIVERS = {"postgresql": "psycopg2", "mysql": "MySQLdb", "mssql": "pyodbc"}
+SCHEMES = ("sqlite", *SERVERS, *DRIVERS)
+
+
+def default_uri(results: Path) -> str:
+    """The local store of a results folder."""
+    return f"{SQLITE}{results.resolve() / 'mlflow.db'}"
+
+
+def database_file(uri: str) -> Path | None:
+    """The file of a sqlite store; None for every other store."""
+    return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
+
+
+def artifact_root(uri: str, results: Path) -> Path | None:
+    """Where artifacts go: beside a sqlite file, in the results folder for other databases, left to a server (None)."""
+    if file := database_file(uri):
+        return file.resolve().parent / "mlartifacts"
+    return None if urlsplit(uri).scheme in SERVERS or uri == "databricks" else results.resolve() / "mlartifacts"
+
+
+def store_key(uri: str, study_folder: Path) -> str:
+    """The name of a store in `mirror.json`: relative for files, so that a results folder moved as a whole stays mirrored."""
+    file = database_file(uri)
+    return f"{SQLITE}{os.path.relpath(file.resolve(), study_folder.resolve())}" if file else uri.rstrip("/")
+
+
+def check(uri: str) -> None:
+    """Refuse what cannot be a tracking store, before anything is started or imported.
+
+    Raises:
+        UserError: no or an unknown scheme, a server without a name, a missing database driver, an sqlite file that
+            cannot be there or is something else.
+    """
+    scheme = uri if uri == "databricks" else uri.partition(":")[0].partition("+")[0]
+    if ":" not in uri and uri != "databricks":
+        raise UserError(
+            f"tracking URI {uri!r} has no scheme; write sqlite:////absolute/path/mlflow.db or http://host:5000"
+        )
+    if scheme == "file":
+        raise UserError(f"tracking URI {uri!r}: MLflow no longer writes to plain folders; use sqlite:////absolute/path/mlflow.db")
+    if scheme not in SCHEMES:
+        raise UserError(f"tracking URI {uri!r}: unknown scheme {scheme!r}; {nearest(scheme, list(SCHEMES))}")
+    if scheme == "sqlite":
+        _check_sqlite(uri)
+    elif scheme in ("http", "https"):
+        _check_server(uri)
+    elif scheme in DRIVERS and "+" not in uri.partition(":")[0] and find_spec(DRIVERS[scheme]) is None:
+        raise UserError(f"tracking URI {uri!r}: {scheme} needs the package {DRIVERS[scheme]}, which is not installed")
+
+
+def _check_server(uri: str) -> None:
+    try:
+        parts = urlsplit(uri)
+        sound = bool(parts.hostname) and parts.port != 0 and " " not in uri
+    except ValueError:  # a port that is no number, a torn IPv6 address
+        sound = False
+    if not sound:
+        raise UserError(f"tracking URI {uri!r} names no server; write http://host:port")
+
+
+def _check_sqlite(uri: str) -> None:
+    file = database_file(uri)
+    if file is None or file.name == "" or "?" in uri:
+        raise UserError(f"tracking URI {uri!r} names no file; write sqlite:////absolute/path/mlflow.db")
+    if file.is_dir():
+        raise UserError(f"tracking URI {uri!r}: {file} is a folder; name a file in it, e.g. {SQLITE}{file / 'mlflow.db'}")
+    folder = next(parent for parent in file.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"tracking URI {uri!r}: {folder} is not a folder that can be written; name another file")
+    if file.exists() and not os.access(file, os.R_OK | os.W_OK):
+        raise UserError(f"tracking URI {uri!r}: {file} cannot be read and written; mend its permissions or name another file")
+    if file.exists() and file.stat().st_size and _head(file) != SQLITE_HEADER:
+        raise UserError(f"tracking URI {uri!r}: {file} is not an sqlite database; name another file")
+
+
+def _head(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(len(SQLITE_HEADER))
+
+
+@contextmanager
+def store_lock(uri: str) -> Iterator[None]:
+    """Held while an sqlite store is opened: two processes that create its tables at once leave it unusable."""
+    file = database_file(uri)
+    if file is None:
+        yield
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with locked(file.with_name(f".{file.name}.lock"), seconds=60):
+        yield
+
+
+@contextmanager
+def locked(path: Path, seconds: float) -> Iterator[None]:
+    """An exclusive lock on a file, which ends with the process whatever happens.
+
+    Raises:
+        TimeoutError: somebody else still holds it after so many seconds.
+    """
+    end = time.monotonic() + seconds
+    with path.open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise TimeoutError(f"{path} is locked by another process") from None
+                time.sleep(0.05)
+        yield

@@ -1,0 +1,224 @@
+"""A worker process: `python -m harness.worker FD` runs the jobs that come through a pipe until it closes.
+
+Lines of JSON in: a job each. Lines of JSON out: `ready`, then for each job `started`, `progress` …, and at
+its end `ended` or `interrupted`. The end of the input, SIGTERM and SIGHUP mean: save and exit. SIGINT means
+nothing here: Ctrl-C reaches every process of the terminal, and the one that started us decides.
+"""
+
+import contextlib
+import faulthandler
+import fcntl
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from harness.engine import STOP_SIGNALS, Job, write_failure
+from harness.record import Status
+from harness.schema import UserError
+from harness.sources import load_source
+
+if TYPE_CHECKING:  # imported late: the pipe and the signals are heeded while torch loads
+    from harness.runner import Progress
+
+PROGRESS_INTERVAL = 0.25  # seconds
+
+
+class Pipe:
+    """Our half of the pipe. Listens from the start, in threads of its own."""
+
+    def __init__(self, handle: int) -> None:
+        self._socket = socket.socket(fileno=handle)
+        self._socket.set_inheritable(False)
+        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._received = 0  # jobs; counted by the listening thread
+        self._done = 0  # counted by the main thread
+        self.stop = threading.Event()  # set when the run is to be saved and the process to end
+        # Blocked, they wait for sigwait below; Lightning's own handler, which would raise, never sees them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *STOP_SIGNALS})
+        threading.Thread(target=self._listen, name="pipe", daemon=True).start()
+        threading.Thread(target=self._await_signal, name="signals", daemon=True).start()
+
+    def jobs(self) -> Iterator[Job]:
+        """The jobs as they come."""
+        while True:
+            yield self._jobs.get()
+            self._done += 1
+            if self.stop.is_set():
+                return
+
+    def send(self, kind: str, **content: Any) -> None:
+        """Tell the engine. When it is gone, stop: what is said does not matter any more."""
+        try:
+            self._socket.sendall(json.dumps({"kind": kind, **content}).encode() + b"\n")
+        except OSError:
+            self.stop.set()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(ConnectionResetError), self._socket.makefile("rb") as lines:
+            for line in lines:
+                self._received += 1
+                document = json.loads(line)
+                self._jobs.put(Job(**{**document, "directory": Path(document["directory"])}))
+        self._leave()
+
+    def _await_signal(self) -> None:
+        signal.sigwait(STOP_SIGNALS)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Stop the run, or exit at once where there is none.
+
+        `jobs` counts first and then looks at `stop`, so one of both threads sees that it is time to go.
+        """
+        self.stop.set()
+        if self._received == self._done:
+            os._exit(0)
+
+
+def main(handle: int) -> None:
+    """Work until told to stop."""
+    faulthandler.enable()  # a segmentation fault leaves its stack in the run's log
+    pipe = Pipe(handle)
+
+    import torch
+
+    import harness.runner  # noqa: F401  (paid once a worker)
+
+    torch.set_num_threads(1)
+    gc.freeze()  # what the imports made stays: collections need not look at it again
+    pipe.send("ready")
+    for job in pipe.jobs():
+        status = work(job, pipe)
+        if status in ("failed", "out_of_memory") and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            break  # a CUDA error stays with its process and would fail every run after
+        gc.collect()  # trainer and model refer to each other; the next run would find their memory taken
+    sys.stdout.flush()
+    os._exit(0)  # taking torch down would cost more than starting it did
+
+
+def work(job: Job, pipe: Pipe) -> Status | None:
+    """Run a job and tell how it ended; its status, None if it was interrupted."""
+    from harness.runner import Interrupted
+
+    started = time.time()
+    if pipe.stop.is_set():
+        return None
+    pipe.send("started")
+    job.directory.mkdir(parents=True, exist_ok=True)
+    with output_to(job.directory / "run.log"):
+        try:
+            with alone_in(job.directory, pipe.stop):
+                status = execute(job, pipe)
+        except Interrupted as stopped:
+            pipe.send("interrupted", step=stopped.step)
+            return None
+        except Exception as error:
+            traceback.print_exc()
+            status = "out_of_memory" if isinstance(error, MemoryError) else "failed"
+            write_failure(job, status, in_words(error), started)
+    pipe.send("ended", status=status)
+    return status
+
+
+def execute(job: Job, pipe: Pipe) -> Status:
+    """Import the user's files, make the spec and run it.
+
+    Raises:
+        UserError: the spec cannot be made or run here, or it is no longer what was planned.
+        Interrupted: the pipe said stop; the run is saved.
+    """
+    from harness.runner import run
+    from harness.spec import RunSpec
+
+    for source in job.sources:
+        load_source(source)
+    spec = RunSpec.parse(job.spec)
+    if spec.fingerprint() != job.fingerprint:
+        files = ", ".join(job.sources) or "the project's code"
+        raise UserError(f"{files} changed while the study ran; run the command again")
+    record = run(spec, directory=job.directory, on_progress=throttled(pipe), should_stop=pipe.stop.is_set)
+    return record.status
+
+
+def throttled(pipe: Pipe) -> "Callable[[Progress], None]":
+    """Reports progress, at most once every `PROGRESS_INTERVAL` seconds."""
+    due = 0.0
+
+    def report(progress: "Progress") -> None:
+        nonlocal due
+        now = time.monotonic()
+        if now >= due:
+            due = now + PROGRESS_INTERVAL
+            pipe.send(
+                "progress",
+                step=progress.step,
+                steps=progress.steps,
+                loss=progress.loss,
+                steps_per_second=progress.steps_per_second,
+            )
+
+    return report
+
+
+def in_words(error: Exception) -> str:
+    """What the record says about an exception; a user's mistake speaks for itself."""
+    message = " ".join(str(error).split())
+    if isinstance(error, UserError):
+        return message
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {message} ({Path(place.filename).name}, line {place.lineno})"
+
+
+@contextlib.contextmanager
+def output_to(log: Path) -> Iterator[None]:
+    """Everything printed in this process, by C libraries too, goes to the end of a file."""
+    with log.open("ab") as file, contextlib.ExitStack() as after:
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            stream.flush()
+            kept = os.dup(number)
+            after.callback(os.close, kept)
+            after.callback(os.dup2, kept, number)
+            after.callback(stream.flush)
+            os.dup2(file.fileno(), number)
+        yield
+
+
+@contextlib.contextmanager
+def alone_in(directory: Path, stop: threading.Event) -> Iterator[None]:
+    """Hold a run's directory. A worker of a killed engine may still be saving there; it is gone in a moment.
+
+    Raises:
+        Interrupted: told to stop while waiting.
+    """
+    from harness.runner import Interrupted
+
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        while not _locked(handle):
+            if stop.wait(0.05):
+                raise Interrupted(0)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
