@@ -1,8 +1,8 @@
-"""Attention weights as a picture that can be read: a panel a head, tokens along both edges, one colour scale for all.
+"""Attention weights as a picture that can be read: a panel a head, token names along both edges, one colour scale.
 
-Colours are lightness steps of one hue, so that they survive colour blindness and print. The scale is a square root: attention
-spread over twenty tokens (.05 each) would be white on a linear one. What a causal query cannot see is grey, not white, so
-that "may not look" and "does not look" differ.
+Colours are lightness steps of one hue, so that they survive colour blindness and print. The scale is a square root:
+attention spread over twenty tokens (.05 each) would look white on a linear one. What a causal query cannot see is grey,
+not white, so that "may not look" and "does not look" differ.
 """
 
 from functools import cache
@@ -20,9 +20,13 @@ CELL = (3, 16)  # smallest and largest edge of a cell, in pixels
 TEXT, HEADING = 12, 15
 GAP = 18
 TICKS = (0.0, 0.05, 0.25, 0.5, 1.0)
-INK, PAPER, FUTURE, GRID = (30, 30, 30), (255, 255, 255), (226, 226, 226), (205, 205, 205)
+
+# One byte a pixel: greys for text and paper first, then shades for weights. A third of the bytes of a colour picture, and
+# a quarter of the time to encode one.
+GREYS, SHADES = 64, 192
+INK, GRID, FUTURE, PAPER = 7, 50, 56, 63
 # Weights 0, ¼, ½, ¾, 1 after the square root: white to dark blue.
-SHADES = np.array([(255, 255, 255), (198, 219, 239), (107, 174, 214), (33, 113, 181), (8, 34, 92)], dtype=float)
+HUES = np.array([(255, 255, 255), (198, 219, 239), (107, 174, 214), (33, 113, 181), (8, 34, 92)])
 
 
 class _Layout(NamedTuple):
@@ -40,7 +44,12 @@ class _Layout(NamedTuple):
 
 
 def render(weights: NDArray[np.floating], labels: NDArray[np.str_] | list[str], title: str = "") -> Pixels:
-    """A picture of all heads of all layers.
+    """The picture of `draw` as `(H, W, 3)` pixels."""
+    return np.asarray(draw(weights, labels, title).convert("RGB"))
+
+
+def draw(weights: NDArray[np.floating], labels: NDArray[np.str_] | list[str], title: str = "") -> Image.Image:
+    """A picture of all heads of all layers, with a palette.
 
     Args:
         weights: `(layers, heads, T, T)`, rows are queries, each row sums to 1 over the keys that the query sees.
@@ -48,7 +57,7 @@ def render(weights: NDArray[np.floating], labels: NDArray[np.str_] | list[str], 
         title: a line above everything.
 
     Returns:
-        `(H, W, 3)`; layers from top to bottom, heads from left to right, at most four a row.
+        Layers from top to bottom, heads from left to right, at most four a row.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -64,16 +73,25 @@ def render(weights: NDArray[np.floating], labels: NDArray[np.str_] | list[str], 
     top = _height(HEADING) + 2 * GAP if title else GAP
     legend = _height(TEXT) * 3 + GAP
     width = max(columns * across + GAP, _legend_width() + 2 * GAP, int(_font(HEADING).getlength(title)) + 2 * GAP)
-    image = Image.new("RGB", (width, top + rows * down + legend), PAPER)
-    draw = ImageDraw.Draw(image)
-    draw.text((GAP, GAP), title, INK, _font(HEADING))
+    image = Image.new("L", (width, top + rows * down + legend), PAPER)
+    ImageDraw.Draw(image).text((GAP, GAP), title, INK, _font(HEADING))
     for layer in range(layers):
         for head in range(heads):
             row = layer * -(-heads // columns) + head // columns
             corner = (GAP // 2 + head % columns * across, top + row * down)
             _panel(image, corner, layout, weights[layer, head], names, f"layer {layer + 1} · head {head + 1}")
     _legend(image, (GAP, top + rows * down))
-    return np.asarray(image)
+    image.putpalette(_palette())
+    return image
+
+
+@cache
+def _palette() -> bytes:
+    """`GREYS` from black to white, then `SHADES` from weight 0 to 1."""
+    greys = np.repeat(np.linspace(0, 255, GREYS)[:, None], 3, axis=1)
+    at = np.linspace(0, 1, SHADES)
+    shades = np.stack([np.interp(at, np.linspace(0, 1, len(HUES)), HUES[:, channel]) for channel in range(3)], axis=1)
+    return np.concatenate([greys, shades]).round().astype(np.uint8).tobytes()
 
 
 def _layout(length: int, columns: int, names: list[str]) -> _Layout:
@@ -92,16 +110,16 @@ def _panel(
     heading: str,
 ) -> None:
     """One head: heading, cells, query names at the left, key names below."""
-    draw = ImageDraw.Draw(image)
+    pen = ImageDraw.Draw(image)
     left, top = corner[0] + layout.margin, corner[1] + layout.heading
-    draw.text((left, corner[1]), heading, INK, _font(TEXT))
-    cells = Image.fromarray(_colours(weights))
+    pen.text((left, corner[1]), heading, INK, _font(TEXT))
+    cells = Image.fromarray(_cells(weights))
     edge = layout.panel - 1
     image.paste(cells.resize((edge, edge), Image.Resampling.NEAREST), (left, top))
-    draw.rectangle((left - 1, top - 1, left + edge, top + edge), outline=GRID)
+    pen.rectangle((left - 1, top - 1, left + edge, top + edge), outline=GRID)
     for index in _shown(names, -(-_height(TEXT) // layout.cell)):
         middle = index * layout.cell + layout.cell // 2
-        draw.text((left - 5, top + middle), names[index], INK, _font(TEXT), anchor="rm")
+        pen.text((left - 5, top + middle), names[index], INK, _font(TEXT), anchor="rm")
         _paste_upright(image, names[index], (left + middle, top + edge + 4))
 
 
@@ -123,40 +141,37 @@ def _paste_upright(image: Image.Image, text: str, place: tuple[int, int]) -> Non
 @cache
 def _upright(text: str) -> Image.Image:
     width = int(_font(TEXT).getlength(text)) + 2
-    picture = Image.new("RGB", (width, _height(TEXT)), PAPER)
+    picture = Image.new("L", (width, _height(TEXT)), PAPER)
     ImageDraw.Draw(picture).text((1, _height(TEXT) // 2), text, INK, _font(TEXT), anchor="lm")
     return picture if width <= CELL[1] else picture.rotate(90, expand=True)
 
 
-def _colours(weights: NDArray[np.floating]) -> Pixels:
-    """`(T, T)` weights as `(T, T, 3)` colours; above the diagonal grey where nothing is seen."""
-    seen = np.asarray(weights, dtype=float)
-    pixels = _shade(np.sqrt(np.clip(np.nan_to_num(seen), 0, 1)))
-    future = np.triu(np.ones_like(seen, dtype=bool), 1)
-    if not np.any(seen[future]):
-        pixels[future] = FUTURE
-    return pixels
+def _cells(weights: NDArray[np.floating]) -> Pixels:
+    """`(T, T)` weights as palette entries; above the diagonal grey where nothing is seen."""
+    cells = _shade(np.sqrt(np.clip(np.nan_to_num(np.asarray(weights, dtype=float)), 0, 1)))
+    future = np.triu(np.ones(cells.shape, dtype=bool), 1)
+    if not np.any(weights[future]):
+        cells[future] = FUTURE
+    return cells
 
 
 def _shade(level: NDArray[np.floating]) -> Pixels:
-    at = np.linspace(0, 1, len(SHADES))
-    channels = [np.interp(level, at, SHADES[:, channel]) for channel in range(3)]
-    return np.stack(channels, axis=-1).round().astype(np.uint8)
+    return (GREYS + np.round(level * (SHADES - 1))).astype(np.uint8)
 
 
 def _legend(image: Image.Image, corner: tuple[int, int]) -> None:
     """What rows and columns are, and the colour scale with its ticks."""
-    draw = ImageDraw.Draw(image)
+    pen = ImageDraw.Draw(image)
     left, top = corner
-    draw.text((left, top), _READING, INK, _font(TEXT))
+    pen.text((left, top), _READING, INK, _font(TEXT))
     bar_left, bar_top, length = left, top + _height(TEXT) + 8, 240
     ramp = _shade(np.broadcast_to(np.linspace(0, 1, length), (_height(TEXT), length)))
     image.paste(Image.fromarray(ramp), (bar_left, bar_top))
-    draw.rectangle((bar_left - 1, bar_top - 1, bar_left + length, bar_top + _height(TEXT)), outline=GRID)
+    pen.rectangle((bar_left - 1, bar_top - 1, bar_left + length, bar_top + _height(TEXT)), outline=GRID)
     for tick in TICKS:
         place = (bar_left + tick**0.5 * (length - 1), bar_top + _height(TEXT) + 3)
-        draw.text(place, f"{tick:g}", INK, _font(TEXT), anchor="mt")
-    draw.text((bar_left + length + 14, bar_top), "attention weight", INK, _font(TEXT))
+        pen.text(place, f"{tick:g}", INK, _font(TEXT), anchor="mt")
+    pen.text((bar_left + length + 14, bar_top), "attention weight", INK, _font(TEXT))
 
 
 _READING = "row: the token that looks (query) · column: the token looked at (key) · grey: not yet visible"

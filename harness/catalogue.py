@@ -1,9 +1,9 @@
-"""What there is: components by axis, tasks, ablations; read from the classes themselves, so that nothing needs registering."""
+"""What there is: components by axis, tasks, ablations; read from the classes, so that nothing needs registering."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
@@ -60,27 +60,24 @@ class AblationEntry:
 
 def components() -> dict[str, list[LevelEntry]]:
     """The levels of every axis, by its path in a RunSpec (`model.position`)."""
-    return {path: levels(axis) for path, axis in axes()}
+    return {path: levels(axis) for path, axis in axes().items()}
 
 
 def sizes() -> list[FieldEntry]:
     """The fields of model and training that are numbers, by path: axes too, without levels."""
-    specs = {"model": ModelSpec, "train": TrainSpec}
-    return [
-        _field(f"{prefix}.{name}", field)
-        for prefix, spec in specs.items()
-        for name, field in spec.model_fields.items()
-        if not _is_axis(field)
-    ]
+    return [_field(path, field) for path, field in _fields() if not _is_axis(field)]
 
 
-def axes() -> Iterator[tuple[str, type[Level]]]:
-    """The fields of a RunSpec's model and training that are chosen among levels, with the base of these."""
-    for prefix, spec in (("model", ModelSpec), ("train", TrainSpec)):
-        for name, field in spec.model_fields.items():
-            if _is_axis(field):
-                assert field.annotation is not None
-                yield f"{prefix}.{name}", field.annotation
+def axes() -> dict[str, type[Level]]:
+    """The fields of a RunSpec's model and training that are chosen among levels, each with the base of these."""
+    return {path: cast("type[Level]", field.annotation) for path, field in _fields() if _is_axis(field)}
+
+
+def _fields() -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in ModelSpec.model_fields.items():
+        yield f"model.{name}", field
+    for name, field in TrainSpec.model_fields.items():
+        yield f"train.{name}", field
 
 
 def _is_axis(field: FieldInfo) -> bool:

@@ -114,7 +114,6 @@ def run_study(
         mirror = Mirror(tracking_uri or default_uri(results), folder)
         mirror.prepare()
         write_plan(plan, folder, command)
-        mirror.reap()
         mirror.start()
         left = [cell for cell in plan.cells if states[cell.fingerprint] not in ENDED]
         todo = [

@@ -1,18 +1,18 @@
-"""What a study would still run, and what that costs, before anything runs: `harness ablate NAME --plan`. Writes nothing."""
+"""What a study would still run and what that costs, for `harness ablate NAME --plan`. Writes nothing."""
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from harness.cost import parameters, training_flops
 from harness.record import RunRecord, read_curves
-from harness.results import ENDED
 from harness.schema import UserError, canonical_json
 from harness.spec import RunSpec
 from harness.study import Cell, Plan
@@ -136,7 +136,16 @@ def training_cost(spec: RunSpec) -> tuple[int, float]:
         sequences[batch.shape[1]] += batch.shape[0]
     share = steps / len(drawn)
     tokens = sum(length * count for length, count in sequences.items())
-    return round(tokens * share), training_flops(spec, sequences.items()) * share
+    costs = np.polyval(_quadratic(spec, sorted(sequences)), list(sequences))
+    return round(tokens * share), float(np.round(costs @ list(sequences.values()) * share))
+
+
+def _quadratic(spec: RunSpec, lengths: list[int]) -> np.ndarray:
+    """Operations to train on one sequence, as a polynomial in its length: three lengths tell all about linear maps and
+    T×T attention, and counting at every length would take seconds.
+    """
+    known = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+    return np.polyfit(known, [training_flops(spec, [(length, 1)]) for length in known], len(known) - 1)
 
 
 def _records(folder: Path) -> tuple[dict[str, RunRecord], list[str]]:
@@ -168,7 +177,7 @@ def _stale(plan: Plan, folder: Path, records: dict[str, RunRecord]) -> list[str]
 class _Speeds:
     """How long recorded runs took."""
 
-    def __init__(self, records: Iterator[RunRecord] | Any) -> None:
+    def __init__(self, records: Iterable[RunRecord]) -> None:
         self._own: dict[str, list[float]] = defaultdict(list)
         self._per_flop: dict[str, list[float]] = defaultdict(list)
         for record in records:

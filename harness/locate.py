@@ -76,12 +76,14 @@ def the_ablation(module: ModuleType, file: Path) -> "Ablation":
 
     found = {id(value): name for name, value in vars(module).items() if isinstance(value, Ablation)}
     if not found:
-        raise UserError(f"{file} defines no ablation; write `ablation = Ablation(...)` in it, as ablations/position.py does")
+        raise UserError(
+            f"{file} defines no ablation; write `ablation = Ablation(...)` in it, as ablations/position.py does"
+        )
     if len(found) > 1:
         names = ", ".join(found.values())
         raise UserError(f"{file} defines {len(found)} ablations ({names}); keep one a file")
     (name,) = found.values()
-    return getattr(module, name)  # type: ignore[no-any-return]  # it was looked at above
+    return getattr(module, name)
 
 
 def _read_json(file: Path) -> "Ablation":

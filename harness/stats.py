@@ -33,6 +33,7 @@ from scipy import special
 from harness.schema import UserError
 
 Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.intp]
 
 MOST_SEEDS = 10_000
 """The cap on `seeds_needed`: read it as "this many or more"."""
@@ -271,7 +272,7 @@ def _grid(scores: pd.DataFrame) -> tuple[list[str], list[str], Floats]:
     return variants, tasks, grid.reshape(shape)
 
 
-def _codes(scores: pd.DataFrame, column: str, *, in_order: bool = False) -> tuple[npt.NDArray[np.intp], list[str]]:
+def _codes(scores: pd.DataFrame, column: str, *, in_order: bool = False) -> tuple[Integers, list[str]]:
     codes, names = pd.factorize(scores[column], sort=in_order)
     if (codes < 0).any():
         row = int(np.argmax(codes < 0))

@@ -138,7 +138,7 @@ def write_run(folder: Path, cell: dict[str, Any], status: str, attention: bool) 
     (folder / "curves.jsonl").write_text("".join(curve(draw, until, status)))
     (folder / "mirror.json").write_text(json.dumps({"run_id": sha256(cell["fingerprint"].encode()).hexdigest()[:32]}))
     if attention:
-        write_attention(folder / "attention", draw, until)
+        write_attention(folder / "attention", cell["task"], draw, until)
     if status != "partial":
         record(cell, status, draw).write(folder / "record.json")
 
@@ -155,9 +155,10 @@ def curve(draw: np.random.Generator, until: int, status: str) -> list[str]:
     return lines
 
 
-def write_attention(folder: Path, draw: np.random.Generator, last: int) -> None:
+def write_attention(folder: Path, task: str, draw: np.random.Generator, last: int) -> None:
     folder.mkdir()
-    labels = ["BOS", *map(str, draw.integers(0, 16, 10)), "SEP", *map(str, draw.integers(0, 16, 10))]
+    source = [str(symbol) for symbol in np.random.default_rng(0).integers(0, 16, 10)]
+    labels = ["BOS", *source, "SEP", *(source if task == "copy" else source[::-1])]
     for step in (0, last):
         logits = draw.normal(0, 0.2 + 3 * (step > 0), (2, 4, 22, 22)) + np.triu(np.full((22, 22), -np.inf), 1)
         weights = np.exp(logits - logits.max(-1, keepdims=True))

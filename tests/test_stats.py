@@ -61,8 +61,8 @@ grids = st.tuples(st.integers(2, 4), st.integers(2, 9)).flatmap(
 
 def drawn(grid):
     names = [f"v{i}" for i in range(len(grid) // 2)]
-    tables = [study(dict(zip(names, grid[k::2], strict=True)), (task,)) for k, task in enumerate(("copy", "reverse"))]
-    return pd.concat(tables, ignore_index=True)
+    copy, reverse = (dict(zip(names, grid[k::2], strict=True)) for k in (0, 1))
+    return pd.concat([study(copy, ("copy",)), study(reverse, ("reverse",))], ignore_index=True)
 
 
 # References
@@ -282,7 +282,8 @@ def test_seeds_needed_is_where_the_effect_would_become_significant(rows):
 
     def table(pairs):
         new = 0.3 + np.tile(effect, pairs // 2)
-        return compare(study({"base": np.full(new.size, 0.3)} | {f"v{i}": new for i in range(rows)}), "base", 0.05)
+        arms = {"base": np.full(new.size, 0.3)} | {f"v{i}": new for i in range(rows)}
+        return compare(study(arms), "base", 0.05)
 
     assert set(table(6).verdict) == {"undecided"}
     needed = table(6).seeds_needed[0] // 2 * 2
@@ -450,10 +451,10 @@ def test_nullable_and_categorical_columns_are_read():
 
 SHAPES = {
     "normal": lambda random, size: random.normal(0.5, 0.1, size),
-    "bimodal": lambda random, size: np.where(random.random(size) < 0.5, 0.2, 0.9) + random.normal(0, 0.02, size),
+    "bimodal": lambda random, size: random.choice([0.2, 0.9], size) + random.normal(0, 0.02, size),
     "three levels": lambda random, size: random.choice([0.0, 0.5, 1.0], size),
-    "ceiling": lambda random, size: np.where(random.random(size) < 0.05, 0.2, 1.0),
-    "noisy floor": lambda random, size: np.abs(random.normal(0, 0.02, size)) + 0.3 * (random.random(size) < 0.2),
+    "ceiling": lambda random, size: random.choice([0.2, 1.0], size, p=[0.05, 0.95]),
+    "noisy floor": lambda random, size: random.choice([0.0, 0.3], size) + np.abs(random.normal(0, 0.02, size)),
 }
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from PIL import Image as Raster
 
 from harness.record import write_atomically
@@ -44,7 +44,7 @@ def write_report(data: "StudyData", folder: Path, *, publish: bool = False) -> N
     Args:
         data: the study, finished or not.
         folder: gets `runs.csv`, `scores.csv`, `comparison.csv`, `tables/`, `report.md`, `report.html` (needs no other file) and
-            `figures/` (PNG and PDF).
+            `figures/` (PNG and SVG).
         publish: the small form that is committed: coarser PNGs, and `provenance.json`.
     """
     found = findings(data)
@@ -65,17 +65,17 @@ def _draw(found: Findings, folder: Path, dpi: int) -> dict[str, Image]:
 
 
 def _save(picture: Picture, folder: Path, dpi: int) -> Image:
-    """Write a picture as PNG and PDF; each is drawn once, on a canvas of its own (`savefig` draws everything twice)."""
+    """Write a picture as PNG and SVG; each is drawn once, on a canvas of its own (`savefig` draws everything twice)."""
     figure = picture.figure
-    figure.dpi = dpi
+    figure.dpi = DPI if picture.wide else dpi
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     figure.set_layout_engine("none")  # it has done its work
-    png, pdf = few_colours(np.asarray(canvas.buffer_rgba())), io.BytesIO()
-    FigureCanvasPdf(figure).print_pdf(pdf, metadata={"CreationDate": None, "Title": picture.title})
+    png, svg = few_colours(np.asarray(canvas.buffer_rgba())), io.BytesIO()
+    FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None, "Title": picture.title})
     write_atomically(folder / f"{picture.name}.png", png)
-    write_atomically(folder / f"{picture.name}.pdf", pdf.getvalue())
-    files = [f"figures/{picture.name}.{kind}" for kind in ("png", "pdf")]
+    write_atomically(folder / f"{picture.name}.svg", svg.getvalue())
+    files = [f"figures/{picture.name}.{kind}" for kind in ("png", "svg")]
     return Image(picture.title, picture.caption, base64.b64encode(png).decode(), files, picture.wide)
 
 
@@ -83,7 +83,7 @@ def few_colours(pixels: npt.NDArray[np.uint8]) -> bytes:
     """Pixels `(height, width, 4)` as a PNG of 256 colours: a third of the bytes, and no eye can tell."""
     out = io.BytesIO()
     raster = Raster.fromarray(pixels).convert("RGB")
-    raster.quantize(256, dither=Raster.Dither.NONE).save(out, "png", compress_level=9)
+    raster.quantize(256, Raster.Quantize.MEDIANCUT, dither=Raster.Dither.NONE).save(out, "png")
     return out.getvalue()
 
 

@@ -29,7 +29,12 @@ def answer(data: "StudyData", comparison: pd.DataFrame) -> str:
     The first names every comparison with the verdict *better*, *worse* or *equivalent*, with its difference and interval, and
     nothing else; the second those that are *undecided*, runs that failed, missed the gate or are still to come.
     """
-    return f"{_shown(data, comparison)} {_open(data, comparison)}"
+    return " ".join(sentences(data, comparison))
+
+
+def sentences(data: "StudyData", comparison: pd.DataFrame) -> tuple[str, str]:
+    """The answer's two sentences, apart."""
+    return _shown(data, comparison), _open(data, comparison)
 
 
 def score_phrase(document: dict[str, Any]) -> str:
@@ -64,16 +69,22 @@ def _shown(data: "StudyData", comparison: pd.DataFrame) -> str:
 
 
 def _on_task(task: str, comparison: pd.DataFrame, document: dict[str, Any]) -> str:
-    """`on copy, alibi (+0.41 [+0.30, +0.52]) is better and rope (…) is worse`."""
+    """`on copy, ALiBi (+0.41 [+0.30, +0.52]) is better and RoPE (…) is worse by less than the margin of 0.10`."""
     rows = comparison[comparison["task"] == task]
     margin = decimal(document["margin"], 2)
-    endings = {"better": "better", "worse": "worse", "equivalent": f"equivalent within ±{margin}"}
+    small = rows["difference"].abs() < document["margin"]
+    groups = [
+        (rows[(rows["verdict"] == verdict) & (small == is_small)], f"{verdict}{ending}")
+        for verdict in ("better", "worse")
+        for is_small, ending in ((False, ""), (True, f" by less than the margin of {margin}"))
+    ]
+    groups.append((rows[rows["verdict"] == "equivalent"], f"equivalent within ±{margin}"))
     parts = []
-    for verdict, ending in endings.items():
-        names = [_with_difference(row) for row in rows[rows["verdict"] == verdict].to_dict("records")]
+    for group, ending in groups:
+        names = [_with_difference(row) for row in group.to_dict("records")]
         if names:
             parts.append(f"{listed(names)} {'is' if len(names) == 1 else 'are'} {ending}")
-    return f"on {task}, {listed(parts)}" if parts else f"on {task}, nothing is shown"
+    return f"on {task}, {', '.join(parts)}" if parts else f"on {task}, nothing is shown"
 
 
 def _with_difference(row: dict[Any, Any]) -> str:

@@ -26,7 +26,7 @@ from harness.report.wording import PENDING, metric_name, ranges
 
 Look = dict[str, Style]
 
-POINTS = 120  # of a loss curve: more cannot be told apart at a column's width
+POINTS = 100  # of a loss curve: more cannot be told apart at a column's width
 SEED_WIDTH, SEED_ALPHA = 0.7, 0.28
 VERDICT_COLOURS = {"better": "#01579b", "worse": "#a63c06", "equivalent": "#1a1a1a", "undecided": "#6b6b6b"}
 
@@ -64,7 +64,8 @@ def accuracy(found: Findings, look: Look) -> Picture | None:
     for ax, task in zip(axes, tasks, strict=True):
         _lengths_panel(ax, lengths[lengths["task"] == task], seeds[seeds["task"] == task], look)
         _training_range(ax, document["train_lengths"].get(task))
-        ax.set(title=safe(task), xlabel="length of the source (tokens)", ylabel=metric)
+        ax.set(title=safe(task), xlabel="length of the source (tokens)")
+        _label_left(ax, metric)
     shown = [name for name in look if name in set(lengths["variant"])]
     handles = [key(name, look[name]) for name in shown]
     handles.append(Line2D([], [], color=MUTED, lw=SEED_WIDTH, label="one seed"))
@@ -96,7 +97,15 @@ def _lengths_panel(ax: Axes, means: pd.DataFrame, seeds: pd.DataFrame, look: Loo
     values = pd.concat([means["mean"], seeds["value"]]).dropna()
     if values.between(0, 1).all():
         ax.set_ylim(-0.02, 1.02)
+    ax.set_xlim(means["length"].min() - 0.5, means["length"].max() + 0.5)
     ax.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _label_left(ax: Axes, label: str) -> None:
+    """A label for the panel's shared vertical axis, where it stands at the left edge."""
+    place = ax.get_subplotspec()
+    if place is None or place.is_first_col():
+        ax.set_ylabel(label)
 
 
 def _thin_lines(ax: Axes, runs: pd.DataFrame, x: str, y: str, colour: str) -> None:
@@ -138,7 +147,7 @@ def _lengths_caption(found: Findings) -> str:
 
 def _rows_figure(tasks: int, names: list[str], ylabels: bool = True) -> tuple[Figure, list[Axes]]:
     """Panels with a row a variant, the first on top."""
-    figure, axes = panels(tasks, height=0.55 + 0.27 * len(names))
+    figure, axes = panels(tasks, height=0.55 + 0.34 * len(names))
     for ax in axes:
         ax.set_ylim(len(names) - 0.45, -0.55)
         ax.set_yticks(range(len(names)), [safe(name) for name in names])
@@ -148,10 +157,10 @@ def _rows_figure(tasks: int, names: list[str], ylabels: bool = True) -> tuple[Fi
 
 
 def _offsets(seeds: pd.Series, order: list[int]) -> np.ndarray:
-    """Where in its row each seed stands: the same place in every row, so that pairs can be followed."""
+    """Where in its row each seed stands, above the mean: the same place in every row, so that pairs can be followed."""
     places = {seed: place for place, seed in enumerate(order)}
-    step = 0.56 / max(1, len(order) - 1)
-    return np.array([-0.28 + step * places[seed] for seed in seeds])
+    step = 0.44 / max(1, len(order) - 1)
+    return np.array([-0.36 + step * places[seed] for seed in seeds])
 
 
 def scores(found: Findings, look: Look) -> Picture | None:
@@ -201,10 +210,10 @@ def _mean_and_interval(ax: Axes, rows: pd.DataFrame, row: int, centre: str, shap
     if rows.empty or not np.isfinite(rows[centre].iloc[0]):
         return
     mean, low, high = (float(rows[column].iloc[0]) for column in (centre, "low", "high"))
+    height = row + 0.27
     if np.isfinite([low, high]).all():
-        ax.plot([low, high], [row, row], color="white", lw=4, zorder=2.5, solid_capstyle="round", alpha=0.8)
-        ax.plot([low, high], [row, row], color=shape.colour, lw=1.8, zorder=3, solid_capstyle="butt")
-    ax.plot([mean], [row], marker=shape.marker, color=shape.colour, markeredgecolor="white", markersize=6.5, zorder=4)
+        ax.plot([low, high], [height, height], color=shape.colour, lw=1.8, zorder=3, solid_capstyle="butt", clip_on=False)
+    ax.plot([mean], [height], marker=shape.marker, color=shape.colour, markeredgecolor="white", markersize=6, zorder=4, clip_on=False)
 
 
 def _point_keys(table: pd.DataFrame) -> list[Line2D]:
@@ -284,7 +293,8 @@ def loss(found: Findings, look: Look) -> Picture | None:
         own = curves[curves["task"] == task]
         _loss_panel(ax, own, look)
         _diverged_ends(ax, own, statuses, look)
-        ax.set(title=safe(task), xlabel="training step", ylabel="training loss (nats a token)")
+        ax.set(title=safe(task), xlabel="training step", ylabel="")
+        _label_left(ax, "training loss (nats a token)")
         if (own["value"] > 0).all():
             ax.set_yscale("log")
     shown = [name for name in look if name in set(curves["variant"])]
@@ -347,7 +357,7 @@ def speed(found: Findings, look: Look) -> Picture | None:
             style = {"s": 15, "color": look[name].colour, "alpha": 0.75, "clip_on": False}
             ax.scatter(own["needed"][reached], heights[reached], linewidths=0, **style)
             ax.scatter(np.full((~reached).sum(), beyond), heights[~reached], marker="x", lw=0.9, **style)
-            ax.plot([own["needed"].median()], [row], marker="|", color=look[name].colour, markersize=15, markeredgewidth=2)
+            ax.plot([own["needed"].median()], [row - 0.14], marker="|", color=look[name].colour, markersize=15, markeredgewidth=2)
         ax.set(title=safe(task), xlabel="training steps to the threshold")
         ax.set_xlim(0, 1.03 * beyond)
     handles = [

@@ -20,8 +20,9 @@ from harness.report.tables import Findings, variants_of
 Floats = npt.NDArray[np.float64]
 
 MAPS = 8  # across a page; a model with more heads shows each layer's mean over heads, with more layers the last ones
-GAP, HEADING = 2, 4  # cells between two maps, above a strip
-LEFT, RIGHT, BELOW = 0.5, 0.1, 0.75  # inches around the maps
+GAP, HEADING = 2, 3  # cells between two maps, above a strip
+NOTHING = 2.0  # a weight that cannot be, drawn white
+LEFT, RIGHT, BELOW = 0.75, 0.1, 0.8  # inches around the maps
 REFERENCES = 3  # positions from which similarity is drawn
 
 
@@ -97,7 +98,7 @@ def attention_figure(maps: list[Maps]) -> Figure:
     columns = max(image.shape[1] for image, _ in strips)
     tops = np.cumsum([0, *(len(image) + HEADING for image, _ in strips)])
     rows = int(tops[-1])
-    sheet = np.full((rows, columns), np.inf)
+    sheet = np.full((rows, columns), NOTHING)
     for (image, _), top in zip(strips, tops, strict=False):
         sheet[top + HEADING : top + HEADING + len(image), : image.shape[1]] = image
     cell = (PAGE * 1.5 - LEFT - RIGHT) / columns  # inches
@@ -108,26 +109,30 @@ def attention_figure(maps: list[Maps]) -> Figure:
     image = ax.imshow(sheet, cmap=colours, vmin=0, vmax=1, interpolation="nearest", aspect="auto")
     ax.set_axis_off()
     size = min(8.0, cell * 72 * 0.85)
-    for each, (_, titles), top in zip(maps, strips, tops, strict=False):
-        _label_strip(ax, each, titles, top + HEADING, size)
+    for place, (each, (_, titles), top) in enumerate(zip(maps, strips, tops, strict=False)):
+        is_shared = place + 1 < len(maps) and maps[place + 1].labels == each.labels
+        _label_strip(ax, each, titles, top + HEADING, size, keys=not is_shared)
     scale = figure.add_axes((0.36, 0.32 / height, 0.28, 0.09 / height))
     figure.colorbar(image, cax=scale, orientation="horizontal", label="attention weight (grey: tokens ahead, not visible)")
     return figure
 
 
-def _label_strip(ax: Axes, maps: Maps, titles: list[str], top: int, size: float) -> None:
-    """Names of variant, maps and tokens around one strip; `top` is its first row, `size` the tokens' font size."""
+def _label_strip(ax: Axes, maps: Maps, titles: list[str], top: int, size: float, *, keys: bool) -> None:
+    """Names of variant, maps and tokens around one strip, whose first row is `top`; `size` is the tokens' font size.
+
+    Keys are named below a strip, unless the next one has the same.
+    """
     length = len(maps.labels)
     for place, label in enumerate(maps.labels):
         ax.text(-0.8, top + place, safe(label), ha="right", va="center", fontsize=size)
     for index, title in enumerate(titles):
         start = index * (length + GAP)
         ax.text(start + length / 2 - 0.5, top - 0.9, title, ha="center", va="bottom", fontsize=7.5, color=MUTED)
-        for place, label in enumerate(maps.labels):
+        for place, label in enumerate(maps.labels if keys else []):
             ax.text(start + place, top + length - 0.2, safe(label), ha="center", va="top", rotation=90, fontsize=size)
     ax.text(
-        -0.8, top - 0.9, safe(maps.variant), ha="left", va="bottom", fontsize=9.5, weight="bold", color=INK,
-    )  # fmt: skip
+        -6, top + length / 2, safe(maps.variant), ha="center", va="center", rotation=90, fontsize=9.5, weight="bold", color=INK
+    )
 
 
 def strip(weights: Floats) -> tuple[Floats, list[str]]:
@@ -142,7 +147,7 @@ def strip(weights: Floats) -> tuple[Floats, list[str]]:
     ahead = np.triu(np.ones((size, size), dtype=bool), 1)
     if not np.nan_to_num(shown[:, ahead]).any():
         shown = np.where(ahead, np.nan, shown)
-    gap = np.full((len(shown), size, GAP), np.inf)
+    gap = np.full((len(shown), size, GAP), NOTHING)
     return np.concatenate(list(np.concatenate([shown, gap], axis=2)), axis=1)[:, :-GAP], titles
 
 
@@ -184,7 +189,7 @@ def _code_table(figure: Figure, ax: Axes, name: str, codes: Floats) -> None:
     low_first = changes(codes)
     label = "dimension"
     if low_first:
-        label += "  (low = high frequency → high = low frequency)" if low_first > 0 else "  (low = low frequency)"
+        label += " (left: high frequencies, right: low)" if low_first > 0 else " (left: low frequencies, right: high)"
     ax.set(title=safe(name), xlabel=label, ylabel="position")
     ax.grid(visible=False)
 

@@ -37,13 +37,14 @@ RC: dict[str, Any] = {
     "legend.fontsize": 7.5,
     "legend.frameon": False,
     "lines.linewidth": 1.6,
-    "pdf.fonttype": 42,  # TrueType, not outlines: text in the vector copies stays text
+    "svg.fonttype": "none",  # text in the vector copies stays text
+    "svg.hashsalt": "harness",  # the same figure has the same bytes
     "savefig.facecolor": "white",
 }
 
 # seaborn's colour-blind safe palette, neighbours far apart, without its grey and yellow, which fade on white.
 ORDER = (0, 1, 2, 4, 9, 3, 5)
-MARKERS = ("s", "^", "D", "v", "P", "X", "p", "<", ">")
+MARKERS = ("s", "^", "D", "v", ">", "<", "p", "h")
 DASHES: tuple[tuple[float, ...], ...] = ((4, 1.2), (1.2, 1), (5, 1.2, 1.2, 1.2), (2.5, 1), (6, 2), (3, 1, 1, 1, 1, 1))
 
 _drawing = threading.Lock()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.report.answer import answer, lengths_phrase, pending, score_phrase
+from harness.report.answer import lengths_phrase, pending, score_phrase, sentences
 from harness.report.tables import (
     IN_DISTRIBUTION,
     LEDGER,
@@ -38,7 +38,7 @@ from harness.report.wording import (
 )
 
 SYMBOLS = {"better": "▲", "worse": "▼", "equivalent": "=", "undecided": "?"}
-NUMERIC = re.compile(rf"^({ABSENT}|[+−<≥±∞\[]?\s?[\d.,∞]+.*)$")
+NUMERIC = re.compile(rf"^({ABSENT}|\[?[+−<≥]? ?[\d∞].*)$")
 LABELS = {
     "parameters": "parameters",
     "flops": "training FLOPs",
@@ -126,7 +126,7 @@ class Page:
 
     title: str
     question: str
-    answer: str
+    answer: tuple[str, str]
     state: str
     glance: Table | None
     sections: Sequence[Section]
@@ -150,7 +150,7 @@ def compose(found: Findings, images: dict[str, Image], now: datetime | None = No
     return Page(
         title=document["study"],
         question=document["question"],
-        answer=answer(found.data, found.compared),
+        answer=sentences(found.data, found.compared),
         state=_state(found),
         glance=_glance(found),
         sections=[section for section in sections if section.blocks],
@@ -209,7 +209,7 @@ def _compared(found: Findings) -> list[Block]:
     if document.get("why"):
         blocks.append(Text(f"Why this size: {document['why']}"))
     if document.get("claims"):
-        blocks.append(Text(f"Claims that this study bears on (CLAIMS.md): {', '.join(document['claims'])}."))
+        blocks.append(Text(f"Bears on the claims {', '.join(document['claims'])} of the project's list."))
     return blocks
 
 
@@ -220,27 +220,17 @@ def _task_note(document: dict[str, Any]) -> str:
 
 
 def _differences_table(document: dict[str, Any]) -> Table:
+    """A row a variant: what it is on the axes that vary."""
     base = flat({"model": document["spec"]["model"], "train": document["spec"]["train"]})
-    differences = {name: document["differences"].get(name, {}) for name in variants_of(document)}
-    fields = list(dict.fromkeys(field for changes in differences.values() for field in changes))
-    own = [field for field in base if any(_within(field, axis) for axis in document["axes"])]
-    fields = list(dict.fromkeys([*document["axes"], *own, *fields]))
-    fields = [field for field in fields if field in base or any(field in c for c in differences.values())]
+    on_axes = {field: value for field, value in base.items() if any(_within(field, axis) for axis in document["axes"])}
     rows = []
-    for name, changes in differences.items():
-        replaced = [axis for axis in document["axes"] if axis in changes]
-        values = [
-            plain(changes[field])
-            if field in changes
-            else plain(base[field])
-            if field in base and not any(field != axis and _within(field, axis) for axis in replaced)
-            else ABSENT
-            for field in fields
-        ]
-        label = f"{name} (baseline)" if name == document["baseline"] else name
-        rows.append([Cell(label), *(Cell(value) for value in values)])
-    caption = "What each variant is. A dash: the variant has no such field. All other fields are the baseline's (see Method)."
-    return Table(["variant", *fields], rows, caption)
+    for name in variants_of(document):
+        is_base = name == document["baseline"]
+        fields = on_axes if is_base else document["differences"].get(name, {})
+        label = f"{name} (baseline)" if is_base else name
+        rows.append([Cell(label), Cell(", ".join(f"{field} = {plain(value)}" for field, value in fields.items()) or ABSENT)])
+    caption = "Fields that are not named here are the same for all (see Method)."
+    return Table(["variant", "fields of its specification that differ"], rows, caption)
 
 
 def _within(field: str, axis: str) -> bool:
@@ -501,7 +491,7 @@ def _provenance(found: Findings, now: datetime) -> list[Block]:
     rows = [[Cell(name), Cell(plain(value) if is_known(value) else "unknown")] for name, value in facts.items()]
     files = (
         "Beside this page: runs.csv (a row a run, with fingerprint and MLflow run id), scores.csv (every score, full precision), "
-        "comparison.csv (a row a comparison), tables/ (this page's tables, unrounded), figures/ (PNG, and PDF with text as text)."
+        "comparison.csv (a row a comparison), tables/ (this page's tables, unrounded), figures/ (PNG, and SVG with text as text)."
     )
     return [Table(["", ""], rows), Text(files)]
 

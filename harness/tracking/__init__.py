@@ -6,12 +6,13 @@ a run, what has been received, and when to send it are four things.
 """
 
 from harness.tracking.entities import StoreError
-from harness.tracking.links import chart_link, compare_link, run_link, runs_link, study_links
+from harness.tracking.links import Link, chart_link, compare_link, run_link, runs_link, study_links
 from harness.tracking.mirror import Mirror
 from harness.tracking.received import run_ids
 from harness.tracking.uri import default_uri, store_lock
 
 __all__ = [
+    "Link",
     "Mirror",
     "StoreError",
     "chart_link",

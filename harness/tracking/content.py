@@ -1,16 +1,18 @@
 """What is said about a run: its files on disk as parameters, tags, metrics and texts. Plain data in, plain data out."""
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from harness.record import RunRecord
+from harness.schema import canonical_json
 from harness.tracking.received import Label
 
 NOTE = "mlflow.note.content"  # MLflow shows this tag as the run's description, as Markdown
 PARENT = "mlflow.parentRunId"
 STATUSES = {"finished": "FINISHED", "diverged": "FAILED", "out_of_memory": "FAILED", "failed": "FAILED"}
-REPORT_HEAD = 4000  # characters of report.md that the description takes at most
+HEAD = 4000  # characters of the report that a description takes at most: a tag holds 8000
 
 
 class Value(NamedTuple):
@@ -45,7 +47,7 @@ def run_tags(study: Mapping[str, Any], label: Label, fingerprint: str, spec: Map
         "task": label.task,
         "seed": str(label.seed),
         "fingerprint": fingerprint,
-        "dataset": dataset(spec),
+        "dataset": dataset(spec).source,
     }
 
 
@@ -96,17 +98,27 @@ def hardware(environment: Mapping[str, str]) -> str:
     return f"{environment['gpu']} ({processor})" if environment.get("gpu") else processor
 
 
-def dataset(spec: Mapping[str, Any]) -> str:
-    """What the run was trained and tested on, in a line: `Copy (lengths.train = [1, 10], …), Fresh samples, seed 3`."""
+class Data(NamedTuple):
+    """What a run was trained and tested on: a pure function of task, sampling and seed, which the digest stands for."""
+
+    name: str
+    digest: str
+    source: str
+
+
+def dataset(spec: Mapping[str, Any]) -> Data:
+    """The data of a run, its source in words: `Copy (lengths.train = [1, 10], …), Fresh samples, seed 3`."""
     fields = parameters({"task": spec["task"]})
     kind = fields.pop("task", "")
     details = ", ".join(f"{path.removeprefix('task.')} = {value}" for path, value in fields.items())
     sampling = parameters({"sampling": spec["train"]["sampling"]})["sampling"]
-    return f"{kind} ({details}), {sampling} samples, seed {spec['seed']}"
+    identity = canonical_json([spec["task"], spec["train"]["sampling"], spec["train"]["batch_size"], spec["seed"]])
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    return Data(kind, digest, f"{kind} ({details}), {sampling} samples, seed {spec['seed']}")
 
 
 def outcome_values(record: RunRecord, curves: list[dict[str, float]]) -> Iterator[Value]:
-    """Final metrics and ledger at the last step; each score as a metric whose step is the length.
+    """Final metrics and ledger at the last step, named as in runs.csv; each score as a metric whose step is the length.
 
     A final metric that the curve already has at its last step is not said twice.
     """
@@ -117,7 +129,7 @@ def outcome_values(record: RunRecord, curves: list[dict[str, float]]) -> Iterato
             yield Value(key, value, last)
     for key, amount in record.ledger.items():
         if isinstance(amount, int | float):
-            yield Value(f"ledger/{key}", float(amount), last)
+            yield Value(key, float(amount), last)
     for score in record.scores:
         yield Value(f"eval/{score.metric}_by_length", score.value, score.length)
 
@@ -143,33 +155,33 @@ def run_text(study: Mapping[str, Any], label: Label, record: RunRecord | None) -
 
 
 def study_text(study: Mapping[str, Any], report: str) -> str:
-    """The description of parent run and experiment: the report's head once there is one, else what is being asked."""
-    head = report_head(report)
+    """The description of parent run and experiment: the answer once there is a report, the question, the plan."""
     variants = ", ".join(name for name in study["variants"] if name != study["baseline"])
     plan = (
         f"Baseline *{study['baseline']}* against {variants or 'nothing'}; tasks {', '.join(study['tasks'])}; "
-        f"{len(study['seeds'])} seeds; budget *{study['budget']}*. Differences lie in "
-        f"{', '.join(f'`{axis}`' for axis in study['axes'])} and nowhere else."
+        f"{len(study['seeds'])} seeds; budget *{study['budget']}*. What differs is "
+        f"{', '.join(f'`{axis}`' for axis in study['axes'])} and nothing else."
     )
     places = (
-        "The children of this run are the runs of the study, named *variant · task · seed*. "
-        "The full report is among the artifacts: `report.html`."
+        "The study's runs are the children of the run named *study · budget*, each called *variant · task · seed*. "
+        "That run's artifacts hold the whole report: `report.html`."
     )
-    return "\n\n".join([head or f"**{study['question']}**", plan, places])
+    return "\n\n".join([*(report_head(report) or [f"**{study['question']}**"]), plan, places])
 
 
-def report_head(report: str) -> str:
-    """The beginning of a Markdown report up to its first picture, cut between paragraphs."""
-    kept: list[str] = []
-    for paragraph in report.split("\n\n"):
-        if "![" in paragraph or "<img" in paragraph or sum(map(len, kept)) + len(paragraph) > REPORT_HEAD:
-            break
-        kept.append(paragraph)
-    while kept and kept[-1].lstrip().startswith("#"):
-        kept.pop()  # a heading without what stood below it
-    return "\n\n".join(kept).strip()
+def report_head(report: str) -> list[str]:
+    """The paragraphs of a Markdown report above its first section, without title and pictures.
+
+    The answer, which the report quotes (`> …`), comes first: MLflow's folded description shows one line.
+    """
+    above = f"\n{report}".partition("\n## ")[0].strip().split("\n\n")
+    kept = [text.strip() for text in above if text.strip() and not text.lstrip().startswith(("# ", "![", "<"))]
+    ordered = sorted(kept, key=lambda text: not text.startswith("> "))
+    head = [text.removeprefix("> ").replace("\n> ", "\n") for text in ordered]
+    while sum(map(len, head)) > HEAD:
+        head.pop()
+    return head
 
 
 def _number(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{value:.3f}"
-

@@ -19,6 +19,7 @@ from harness.tracking import received as ledger
 from harness.tracking.content import (
     NOTE,
     PARENT,
+    dataset,
     outcome_tags,
     outcome_values,
     parameters,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 POINTS = 1000  # metrics in a call
 LARGEST_LOG = 1_000_000  # bytes of run.log; a longer one stays on disk
 RUN_FILES = ("spec.json", "record.json", "run.log")
-THUMBNAIL = 800  # pixels across the small copy of an image, which MLflow's grids show
 
 
 class Delivery:
@@ -142,9 +142,7 @@ class Delivery:
             if not self._is_ours(run) or any(run.tags.get(key) != value for key, value in identity.items()):
                 continue
             if received is None and run.tags.get("began") == str(began):
-                received = Received(
-                    experiment_id=self.experiment, run_id=run.run_id, began=began, status=run.status
-                )
+                received = Received(experiment_id=self.experiment, run_id=run.run_id, began=began, status=run.status)
             if received is None or run.run_id != received.run_id:
                 self._remove(run.run_id)
         return received
@@ -212,6 +210,8 @@ class Delivery:
             lines = new[first : first + at_once]
             points = [point for line in lines for point in _points(line)]
             self.store.send(received.run_id, points=points, params=params)
+            if params:
+                self.store.name_data(received.run_id, *dataset(run.spec))
             params, received.params = {}, True
             received.lines += len(lines)
             ledger.write(run.path, mirror)
@@ -302,19 +302,16 @@ def _points(line: dict[str, float]) -> Iterator[Point]:
 
 
 def _stage_image(staged: Path, attention: Path, step: int, run: RunFolder, label: Label) -> None:
-    """Draw an attention map into the two files that MLflow's pages look for, full and small."""
-    from PIL import Image
-
-    from harness.attention_map import render
+    """Draw an attention map into the two files that MLflow's pages look for."""
+    from harness.attention_map import draw
 
     content = read_attention(attention)
     if content is None:
         return
-    image = Image.fromarray(render(*content, title=f"{label.name} · step {step}"))
     folder = staged / "images"
     folder.mkdir(exist_ok=True)
     identity = uuid5(NAMESPACE_OID, f"{run.fingerprint} {step}")
     name = folder / f"attention+step+{step}+timestamp+{run.began}+{identity}"
-    image.save(f"{name}.png")
-    image.thumbnail((THUMBNAIL, THUMBNAIL))
-    image.save(f"{name}+compressed.webp")
+    draw(*content, title=f"{label.name} · step {step}").save(f"{name}.png")
+    # MLflow's grids show the "compressed" copy. A smaller one would cost more to make and could not be read.
+    shutil.copyfile(f"{name}.png", f"{name}+compressed.png")

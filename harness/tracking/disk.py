@@ -138,9 +138,7 @@ class StudyFolder:
             mirror = cast(RunMirror | None, ledger.read(path, RunMirror))
             if mirror is None:
                 place = planned.get(path.name, {"variant": "unplanned", "task": "?", "seed": 0})
-                label = Label(
-                    variant=place["variant"], task=place["task"], seed=place["seed"], budget=self.budget
-                )
+                label = Label(variant=place["variant"], task=place["task"], seed=place["seed"], budget=self.budget)
                 mirror = RunMirror(label=label)
                 ledger.write(path, mirror)
             found.append((RunFolder(path), mirror))
@@ -156,9 +154,7 @@ class StudyFolder:
     def files(self) -> dict[str, str]:
         """The parent run's artifacts, each with the size and time of its present version."""
         paths = [path for pattern in STUDY_FILES for path in sorted(self.path.glob(pattern)) if path.is_file()]
-        return {
-            str(path.relative_to(self.path)): f"{path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths
-        }
+        return {str(path.relative_to(self.path)): f"{path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths}
 
     @property
     def planned(self) -> int:

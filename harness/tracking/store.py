@@ -26,7 +26,7 @@ for _name, _value in {
     os.environ.setdefault(_name, _value)
 
 from mlflow import MlflowClient  # noqa: E402 - after the settings that its import reads
-from mlflow.entities import Metric, Param, RunTag, ViewType  # noqa: E402
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag, ViewType  # noqa: E402
 from mlflow.exceptions import MlflowException  # noqa: E402
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore  # noqa: E402
 
@@ -110,6 +110,15 @@ class Store:
                 tags=[RunTag(key, value) for key, value in (tags or {}).items()],
                 synchronous=True,
             )
+
+    def name_data(self, run_id: str, name: str, digest: str, source: str) -> None:
+        """Say what data a run is trained on."""
+        data = DatasetInput(
+            Dataset(name=name, digest=digest, source_type="generated", source=source),
+            [InputTag("mlflow.data.context", "training")],
+        )
+        with _explained(f"run {run_id}"):
+            self._client.log_inputs(run_id, [data])
 
     def upload(self, run_id: str, folder: Path) -> None:
         """All files of a folder as artifacts; a file of the same name is replaced."""

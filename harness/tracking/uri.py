@@ -54,7 +54,9 @@ def check(uri: str) -> None:
             f"tracking URI {uri!r} has no scheme; write sqlite:////absolute/path/mlflow.db or http://host:5000"
         )
     if scheme == "file":
-        raise UserError(f"tracking URI {uri!r}: MLflow no longer writes to plain folders; use sqlite:////absolute/path/mlflow.db")
+        raise UserError(
+            f"tracking URI {uri!r}: MLflow no longer writes to plain folders; use sqlite:////absolute/path/mlflow.db"
+        )
     if scheme not in SCHEMES:
         raise UserError(f"tracking URI {uri!r}: unknown scheme {scheme!r}; {nearest(scheme, list(SCHEMES))}")
     if scheme == "sqlite":
@@ -80,12 +82,16 @@ def _check_sqlite(uri: str) -> None:
     if file is None or file.name == "" or "?" in uri:
         raise UserError(f"tracking URI {uri!r} names no file; write sqlite:////absolute/path/mlflow.db")
     if file.is_dir():
-        raise UserError(f"tracking URI {uri!r}: {file} is a folder; name a file in it, e.g. {SQLITE}{file / 'mlflow.db'}")
+        raise UserError(
+            f"tracking URI {uri!r}: {file} is a folder; name a file in it, e.g. {SQLITE}{file / 'mlflow.db'}"
+        )
     folder = next(parent for parent in file.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"tracking URI {uri!r}: {folder} is not a folder that can be written; name another file")
     if file.exists() and not os.access(file, os.R_OK | os.W_OK):
-        raise UserError(f"tracking URI {uri!r}: {file} cannot be read and written; mend its permissions or name another file")
+        raise UserError(
+            f"tracking URI {uri!r}: {file} cannot be read and written; mend its permissions or name another file"
+        )
     if file.exists() and file.stat().st_size and _head(file) != SQLITE_HEADER:
         raise UserError(f"tracking URI {uri!r}: {file} is not an sqlite database; name another file")
 

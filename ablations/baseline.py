@@ -1,0 +1,27 @@
+"""The model, training and budgets that ablations start from; an ablation replaces what its question needs."""
+
+from harness import Budget, ModelSpec, TrainSpec
+from harness.components.feedforward import ReLU
+from harness.components.norm import PreNorm
+from tasks import Lengths
+
+model = ModelSpec(num_layers=3, norm_placement=PreNorm(), feedforward=ReLU(d_ff=128))
+train = TrainSpec(steps=1200, learning_rate=3e-3)
+lengths = Lengths(train=(1, 8), test=(9, 10, 11, 12, 13, 14, 15, 16))
+
+budgets = {
+    "smoke": Budget(seeds=2, changes={"train.steps": 20, "train.eval_samples": 8, "train.eval_every": 10}),
+    "quick": Budget(seeds=8),
+    "full": Budget(
+        seeds=10,
+        changes={
+            "model.d_model": 256,
+            "model.num_heads": 8,
+            "model.num_layers": 6,
+            "model.feedforward.d_ff": 1024,
+            "train.steps": 20_000,
+            "train.learning_rate": 3e-4,
+            "task.lengths": Lengths(train=(1, 20), test=tuple(range(21, 41))),
+        },
+    ),
+}

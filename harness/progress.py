@@ -1,0 +1,427 @@
+"""How a study is watched: a live table on a terminal, plain lines elsewhere, and a table of verdicts at the end.
+
+`Board` keeps the state that events bring; the displays only show it, and implement `harness.conduct.Display`. Names
+come from users, so nothing here is read as markup.
+"""
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from harness.engine import Died, Ended, Event, Interrupted, Progressed, Started, Tick
+from harness.record import RunRecord
+from harness.results import ENDED
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from harness.study import Plan
+
+WIDE = 60  # columns from which on a terminal shows loss and speed
+PIPE_WIDTH = 200  # columns of tables that go to a file or a pipe, where nothing needs to be cut
+PATIENCE = 3.0  # seconds of work before the time left is more than a guess
+STYLES = {"better": "green", "worse": "red", "equivalent": "cyan", "undecided": "dim", "baseline": "dim"}
+
+
+@dataclass
+class Row:
+    """A variant on a task, as far as it has come."""
+
+    task: str
+    variant: str
+    is_baseline: bool
+    states: dict[str, str] = field(default_factory=dict)  # fingerprint -> a record's status, missing, partial, running
+    latest: dict[str, Progressed] = field(default_factory=dict)  # of the runs that run
+    scores: list[float] = field(default_factory=list)
+    verdict: str = ""
+
+    @property
+    def ended(self) -> int:
+        """Runs with a record."""
+        return sum(state in ENDED for state in self.states.values())
+
+    @property
+    def failed(self) -> int:
+        """Runs that ended without a model."""
+        return sum(state in ENDED and state != "finished" for state in self.states.values())
+
+    @property
+    def running(self) -> int:
+        """Runs that a worker has."""
+        return sum(state == "running" for state in self.states.values())
+
+    @property
+    def complete(self) -> bool:
+        """Whether all runs have ended."""
+        return self.ended == len(self.states)
+
+    @property
+    def mean_score(self) -> float:
+        """Mean primary score of the runs that have one."""
+        known = [score for score in self.scores if not math.isnan(score)]
+        return sum(known) / len(known) if known else math.nan
+
+    @property
+    def mark(self) -> str:
+        """One character for the state."""
+        return "▸" if self.running else "✓" if self.complete else " "
+
+
+class Board:
+    """Where every run of a plan stands, and how long the rest will take."""
+
+    def __init__(self, plan: "Plan", states: Mapping[str, str], folder: Path) -> None:
+        self.plan, self.folder = plan, folder
+        self.cells = {cell.fingerprint: cell for cell in plan.cells}
+        self.rows: dict[tuple[str, str], Row] = {}
+        for cell in plan.cells:
+            row = Row(cell.task, cell.variant, cell.variant == plan.ablation.baseline)
+            self.rows.setdefault((cell.task, cell.variant), row).states[cell.fingerprint] = states[cell.fingerprint]
+        for fingerprint, state in states.items():
+            if state in ENDED:
+                self.row(fingerprint).scores.append(self.score(fingerprint))
+        self.begun = time.monotonic()
+        self._first: float | None = None  # when the first run of this invocation began
+        self._reached = {print_: None if states[print_] == "partial" else 0 for print_ in self.cells}  # steps
+        self._gained = 0  # steps taken by this invocation
+
+    def row(self, fingerprint: str) -> Row:
+        """The row that a run belongs to."""
+        cell = self.cells[fingerprint]
+        return self.rows[cell.task, cell.variant]
+
+    def score(self, fingerprint: str) -> float:
+        """The primary score of an ended run, NaN if it has none."""
+        record = RunRecord.read(self.folder / "runs" / fingerprint / "record.json")
+        lengths = self.cells[fingerprint].spec.task.lengths
+        asked, metric = lengths.test or lengths.training, self.plan.ablation.score
+        values = [score.value for score in record.scores if score.metric == metric and score.length in asked]
+        return sum(values) / len(values) if values else math.nan
+
+    def take(self, event: Event) -> None:
+        """Note what has happened."""
+        if isinstance(event, Tick) or (isinstance(event, Died) and event.fingerprint is None):
+            return
+        assert event.fingerprint is not None
+        row = self.row(event.fingerprint)
+        if isinstance(event, Started):
+            row.states[event.fingerprint] = "running"
+            self._first = self._first or time.monotonic()
+        elif isinstance(event, Progressed):
+            row.latest[event.fingerprint] = event
+            self._advance(event.fingerprint, event.step)
+        else:
+            row.latest.pop(event.fingerprint, None)
+            row.states[event.fingerprint] = event.status if isinstance(event, Ended) else "partial"
+            if isinstance(event, Ended):
+                row.scores.append(self.score(event.fingerprint))
+                if event.status == "finished":
+                    self._advance(event.fingerprint, self.cells[event.fingerprint].spec.train.steps)
+
+    def _advance(self, fingerprint: str, step: int) -> None:
+        """Count the steps since the last sign of life; the first one of a resumed run tells where it went on."""
+        reached = self._reached[fingerprint]
+        self._gained += max(0, step - (step if reached is None else reached))
+        self._reached[fingerprint] = step
+
+    def take_verdicts(self, comparison: "pd.DataFrame") -> None:
+        """Note the verdicts so far."""
+        for variant, task, verdict in zip(
+            comparison["variant"], comparison["task"], comparison["verdict"], strict=True
+        ):
+            self.rows[task, variant].verdict = verdict
+
+    @property
+    def ended(self) -> int:
+        """Runs with a record."""
+        return sum(row.ended for row in self.rows.values())
+
+    @property
+    def running(self) -> int:
+        """Runs that a worker has, and so the number of workers at work."""
+        return sum(row.running for row in self.rows.values())
+
+    def seconds_left(self) -> float | None:
+        """Steps left over the speed of this invocation; None while that is unknown."""
+        spent = time.monotonic() - self._first if self._first else 0.0
+        if spent < PATIENCE or not self._gained:
+            return None
+        left = sum(
+            self.cells[print_].spec.train.steps - (self._reached[print_] or 0)
+            for row in self.rows.values()
+            for print_, state in row.states.items()
+            if state not in ENDED
+        )
+        return left * spent / self._gained
+
+    def task_is_complete(self, task: str) -> bool:
+        """Whether all runs of a task have ended."""
+        return all(row.complete for row in self.rows.values() if row.task == task)
+
+
+class _Watching:
+    """What both displays have in common: a console on stderr, and being a context."""
+
+    board: Board
+
+    def __init__(self, folder: Path, console: Console) -> None:
+        self.folder, self.console = folder, console
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to clean up."""
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print a sentence above whatever is live."""
+        self.console.print(Text(text, style), soft_wrap=True)
+
+
+class LiveTable(_Watching):
+    """A table of variants × tasks that is redrawn with the engine's ticks, twice a second, and goes away at the end.
+
+    It takes no more room than the terminal has: the rows that run are shown, then those that have failed, then the
+    rest in the order of execution.
+    """
+
+    def __init__(self, folder: Path, console: Console) -> None:
+        super().__init__(folder, console)
+        # Redrawn by hand: a thread of rich's own would take the interpreter from the one that feeds the workers.
+        self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
+        self._note = ""
+
+    def begin(self, plan: "Plan", states: dict[str, str], notices: list[str]) -> None:
+        """Say what is special; the table comes with the first event, as there may be nothing to do."""
+        self.board = Board(plan, states, self.folder)
+        for notice in notices:
+            self.say(notice, "yellow")
+
+    def event(self, event: Event) -> None:
+        """Redraw at ticks, whatever happened since the last."""
+        self.board.take(event)
+        if isinstance(event, Died):
+            self.say(_died(event), "yellow")
+        if isinstance(event, Interrupted):
+            self._note = "stopping: what runs is saved"
+        if isinstance(event, Tick):
+            self._draw()
+
+    def verdicts(self, comparison: "pd.DataFrame") -> None:
+        """Shown with the next redrawing."""
+        self.board.take_verdicts(comparison)
+
+    def note(self, text: str) -> None:
+        """A line below the table, until the next one."""
+        self._note = text
+        self._draw()
+
+    def __exit__(self, *_: object) -> None:
+        """Take the table away."""
+        self._live.stop()
+
+    def _draw(self) -> None:
+        self._live.update(self.render())
+        if not self._live.is_started:
+            self._live.start()
+        self._live.refresh()
+
+    def render(self) -> Group:
+        """Header, table, and the note below."""
+        height = max(1, self.console.size.height - 5)
+        rows = list(self.board.rows.values())
+        shown = most_telling(rows, height)
+        hidden = [row for row in rows if not any(row is other for other in shown)]
+        parts: list[Text | Table] = [Text(self._header(), "bold", no_wrap=True, overflow="ellipsis")]
+        parts.append(self._table(shown))
+        if hidden:
+            parts.append(Text(_in_sum(hidden), "dim", no_wrap=True, overflow="ellipsis"))
+        if self._note:
+            parts.append(Text(self._note, "yellow", no_wrap=True, overflow="ellipsis"))
+        return Group(*parts)
+
+    def _header(self) -> str:
+        board, plan = self.board, self.board.plan
+        left = board.seconds_left()
+        return (
+            f"{plan.name} · {plan.budget} · {board.ended}/{len(board.cells)} runs · "
+            f"{clock(time.monotonic() - board.begun)} gone · {'…' if left is None else clock(left)} left · "
+            f"{board.running} worker{'s' * (board.running != 1)}"
+        )
+
+    def _table(self, rows: Sequence[Row]) -> Table:
+        wide = self.console.size.width >= WIDE
+        columns = ["", "task", "variant", ">seeds", *([">loss", ">steps/s"] if wide else []), ">score", "verdict"]
+        cells = []
+        for last, row in zip([None, *rows], rows, strict=False):
+            latest = list(row.latest.values())
+            moving = [_decimal(_mean(p.loss for p in latest)), _rate(_mean(p.steps_per_second for p in latest))]
+            verdict = "baseline" if row.is_baseline else row.verdict
+            sure = "" if row.complete else " dim"
+            cells.append(
+                [
+                    Text(row.mark, "bold" if row.running else "green"),
+                    Text("" if last and last.task == row.task else row.task),
+                    Text(row.variant, "bold" if row.running else ""),
+                    Text(f"{row.ended}/{len(row.states)}").append(f" ✗{row.failed}" if row.failed else "", "red"),
+                    *(map(Text, moving) if wide else ()),
+                    Text(_decimal(row.mean_score)),
+                    Text(verdict, STYLES.get(verdict, "") + sure),
+                ]
+            )
+        return table(columns, cells)
+
+
+class PlainLines(_Watching):
+    """A line when a run ends, the verdicts when a task is complete: for logs, pipes and terminals without cursor."""
+
+    def begin(self, plan: "Plan", states: dict[str, str], notices: list[str]) -> None:
+        """What there is to do."""
+        self.board = Board(plan, states, self.folder)
+        self._announced = {task for task in plan.ablation.tasks if self.board.task_is_complete(task)}
+        for notice in notices:
+            self.say(notice)
+        left, total = len(self.board.cells) - self.board.ended, len(self.board.cells)
+        if left:
+            what = f"{len(plan.variants)} variants × {len(plan.ablation.tasks)} tasks × {len(plan.seeds)} seeds"
+            self.say(f"{plan.name}: {left} of {total} runs to do ({what}, budget {plan.budget})")
+
+    def event(self, event: Event) -> None:
+        """Lines for ends and deaths."""
+        self.board.take(event)
+        if isinstance(event, Died):
+            self.say(_died(event))
+        if isinstance(event, Ended):
+            cell, row = self.board.cells[event.fingerprint], self.board.row(event.fingerprint)
+            left, total = self.board.seconds_left(), str(len(self.board.cells))
+            score = "" if math.isnan(row.scores[-1]) else f", score {_decimal(row.scores[-1])}"
+            outcome = f"{_in_words(event.status)}{score}" + (f", {clock(left)} left" if left else "")
+            count = f"{self.board.ended:{len(total)}}/{total}"
+            self.say(f"[{count}] {cell.task} · {cell.variant} · seed {cell.seed}: {outcome}")
+
+    def verdicts(self, comparison: "pd.DataFrame") -> None:
+        """A task's verdicts, once, when it is complete."""
+        self.board.take_verdicts(comparison)
+        tasks = dict.fromkeys(row.task for row in self.board.rows.values())
+        for task in tasks:
+            if task not in self._announced and self.board.task_is_complete(task):
+                self._announced.add(task)
+                rows = [row for row in self.board.rows.values() if row.task == task and not row.is_baseline]
+                each = "; ".join(f"{row.variant} {row.verdict or 'undecided'}" for row in rows)
+                self.say(f"{task} is complete. Against {self.board.plan.ablation.baseline}: {each or 'nothing'}.")
+
+    def note(self, text: str) -> None:
+        """A line."""
+        self.say(text)
+
+
+def watch(folder: Path, stream: IO[str], environment: Mapping[str, str] = os.environ) -> LiveTable | PlainLines:
+    """The live table where it can be drawn, plain lines elsewhere."""
+    is_plain = environment.get("CI") or environment.get("NO_COLOR") or environment.get("TERM", "dumb") == "dumb"
+    if is_plain or not stream.isatty():
+        return PlainLines(folder, console(stream))
+    return LiveTable(folder, console(stream))
+
+
+def console(stream: IO[str]) -> Console:
+    """Prints to a stream as it is: nothing highlighted, nothing read as markup; whole lines where it is no terminal."""
+    width = None if stream.isatty() else PIPE_WIDTH
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
+    """Rows under a head. A column's name begins with `>` if it is flush right, and ends in `…` if it may be wrapped."""
+    drawn = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True, header_style="bold")
+    for name in columns:
+        drawn.add_column(
+            Text(name.strip(">…")),
+            justify="right" if name.startswith(">") else "left",
+            overflow="fold" if name.endswith("…") else "ellipsis",
+        )
+    for row in rows:
+        cells = zip(columns, row, strict=True)
+        drawn.add_row(*(_cell(cell, wraps=name.endswith("…")) for name, cell in cells))
+    return drawn
+
+
+def _cell(cell: str | Text, *, wraps: bool) -> Text:
+    text = Text(cell) if isinstance(cell, str) else cell
+    if not wraps:  # cut in a narrow terminal instead of taking another line
+        text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def most_telling(rows: Sequence[Row], count: int) -> list[Row]:
+    """At most `count` rows in their order: what runs, what has failed, what is unfinished, what is done."""
+
+    def rank(row: Row) -> int:
+        return 0 if row.running else 1 if row.failed else 2 if not row.complete else 3
+
+    chosen = sorted(range(len(rows)), key=lambda i: (rank(rows[i]), i))[:count]
+    return [rows[i] for i in sorted(chosen)]
+
+
+def verdict_table(verdicts: "pd.DataFrame") -> Table:
+    """The report's verdicts (`tables/verdicts.csv`), a row a task and variant."""
+    columns = ["task", "variant", ">score", ">difference", "95 % interval", ">p (Holm)", "verdict", ">learned"]
+    rows: list[list[str | Text]] = []
+    for row in verdicts.to_dict("records"):
+        verdict = row["verdict"] if isinstance(row["verdict"], str) else "baseline"
+        known = isinstance(row["low"], float) and not math.isnan(row["low"])
+        rows.append(
+            [
+                str(row["task"]),
+                str(row["variant"]),
+                _decimal(row["score"]),
+                _decimal(row["difference"], sign="+"),
+                f"[{_decimal(row['low'], sign='+')}, {_decimal(row['high'], sign='+')}]" if known else "",
+                _decimal(row["p_holm"]),
+                Text(verdict, STYLES.get(verdict, "")),
+                f"{row['gate_passed']}/{row['gate_of']}",
+            ]
+        )
+    return table(columns, rows)
+
+
+def clock(seconds: float) -> str:
+    """`4:05`, `1:02:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _in_sum(rows: Sequence[Row]) -> str:
+    counts = Counter("running" if row.running else "done" if row.complete else "waiting" for row in rows)
+    return f"… {len(rows)} more: " + ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def _died(event: Died) -> str:
+    lost = " It takes up its run again from the last checkpoint." if event.fingerprint else ""
+    return f"A worker process is gone and is replaced: it {event.cause}.{lost}"
+
+
+def _in_words(status: str) -> str:
+    return status.replace("_", " ")
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return sum(known) / len(known) if known else math.nan
+
+
+def _decimal(value: float, sign: str = "") -> str:
+    return "" if math.isnan(value) else f"{value:{sign}.3f}".replace("-", "−")
+
+
+def _rate(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.0f}"
