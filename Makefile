@@ -46,6 +46,10 @@ lint: $(VENV)/installed
 	$(python) -m mypy
 	$(VENV)/bin/lint-imports
 
+# Our side runs in .venv; the peer is started with the interpreter that sees x-transformers.
+bench: $(BENCH)/installed
+	$(python) -m bench --peer $(BENCH)/bin/python $(ARGS)
+
 # The file is touched last, so an interrupted installation is taken up again. The candidates are run, not only looked for:
 # pyenv answers for versions that are not active. Debian has venv in a package of its own.
 $(VENV)/installed: pyproject.toml .ci/constraints.txt

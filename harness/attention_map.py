@@ -21,8 +21,8 @@ TEXT, HEADING = 12, 15
 GAP = 18
 TICKS = (0.0, 0.05, 0.25, 0.5, 1.0)
 
-# One byte a pixel: greys for text and paper first, then shades for weights. A third of the bytes of a colour picture, and
-# a quarter of the time to encode one.
+# One byte a pixel: greys for text and paper first, then shades for weights. A third of the bytes of a colour picture,
+# and a quarter of the time to encode it.
 GREYS, SHADES = 64, 192
 INK, GRID, FUTURE, PAPER = 7, 50, 56, 63
 # Weights 0, ¼, ½, ¾, 1 after the square root: white to dark blue.

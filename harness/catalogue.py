@@ -3,15 +3,17 @@
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
-from harness.locate import ablation_files, the_ablation
+from harness.locate import ablation_files, ablations_in, the_ablation
 from harness.schema import Level, Spec, UserError
 from harness.sources import load_source
 from harness.spec import ModelSpec, TrainSpec
+from harness.study import Ablation
 from tasks.task import Task
 
 AUTHORS = r"[A-Z][\w-]+(?:(?:, | & | and )[A-Z][\w-]+)*(?: et al\.)? \d{4}"
@@ -124,17 +126,20 @@ def _text(value: Any) -> str:
 
 
 def ablations() -> list[AblationEntry]:
-    """The project's ablations; one that cannot be loaded says why and hides none of the others."""
-    return [ablation(name) for name in ablation_files()]
+    """The project's ablations, without files that hold none; one that cannot be loaded hides none of the others."""
+    return [entry for name, file in ablation_files().items() for entry in _ablations_of(name, file)]
 
 
-def ablation(name: str) -> AblationEntry:
-    """What an ablation's file says."""
-    file = ablation_files()[name]
+def _ablations_of(name: str, file: Path) -> Iterator[AblationEntry]:
     try:
-        found = the_ablation(load_source(file), file)
+        module = load_source(file)
+        if ablations_in(module):
+            yield _entry(name, the_ablation(module, file))
     except UserError as error:
-        return AblationEntry(name, error=str(error))
+        yield AblationEntry(name, error=str(error))
+
+
+def _entry(name: str, found: Ablation) -> AblationEntry:
     return AblationEntry(
         name=name,
         question=found.question,

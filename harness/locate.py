@@ -72,18 +72,23 @@ def the_ablation(module: ModuleType, file: Path) -> "Ablation":
     Raises:
         UserError: it defines none, or several.
     """
-    from harness.study import Ablation
-
-    found = {id(value): name for name, value in vars(module).items() if isinstance(value, Ablation)}
+    found = ablations_in(module)
     if not found:
         raise UserError(
             f"{file} defines no ablation; write `ablation = Ablation(...)` in it, as ablations/position.py does"
         )
     if len(found) > 1:
-        names = ", ".join(found.values())
-        raise UserError(f"{file} defines {len(found)} ablations ({names}); keep one a file")
-    (name,) = found.values()
-    return getattr(module, name)
+        raise UserError(f"{file} defines {len(found)} ablations ({', '.join(found)}); keep one a file")
+    (ablation,) = found.values()
+    return ablation
+
+
+def ablations_in(module: ModuleType) -> dict[str, "Ablation"]:
+    """The ablations in a module by the names they have there, each once."""
+    from harness.study import Ablation
+
+    found = {id(value): (name, value) for name, value in vars(module).items() if isinstance(value, Ablation)}
+    return dict(found.values())
 
 
 def _read_json(file: Path) -> "Ablation":

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 WIDE = 60  # columns from which on a terminal shows loss and speed
 PIPE_WIDTH = 200  # columns of tables that go to a file or a pipe, where nothing needs to be cut
+SHARE = 0.01  # of one core, which redrawing may take
 PATIENCE = 3.0  # seconds of work before the time left is more than a guess
 STYLES = {"better": "green", "worse": "red", "equivalent": "cyan", "undecided": "dim", "baseline": "dim"}
 
@@ -189,7 +190,9 @@ class _Watching:
 
 
 class LiveTable(_Watching):
-    """A table of variants × tasks that is redrawn with the engine's ticks, twice a second, and goes away at the end.
+    """A table of variants × tasks that is redrawn with the engine's ticks and goes away at the end.
+
+    Twice a second, or less often where it would take more than `SHARE` of the processor from the runs.
 
     It takes no more room than the terminal has: the rows that run are shown, then those that have failed, then the
     rest in the order of execution.
@@ -200,6 +203,7 @@ class LiveTable(_Watching):
         # Redrawn by hand: a thread of rich's own would take the interpreter from the one that feeds the workers.
         self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
         self._note = ""
+        self._due = 0.0  # when the next redrawing may be
 
     def begin(self, plan: "Plan", states: dict[str, str], notices: list[str]) -> None:
         """Say what is special; the table comes with the first event, as there may be nothing to do."""
@@ -214,7 +218,7 @@ class LiveTable(_Watching):
             self.say(_died(event), "yellow")
         if isinstance(event, Interrupted):
             self._note = "stopping: what runs is saved"
-        if isinstance(event, Tick):
+        if isinstance(event, Tick) and time.monotonic() >= self._due:
             self._draw()
 
     def verdicts(self, comparison: "pd.DataFrame") -> None:
@@ -231,10 +235,12 @@ class LiveTable(_Watching):
         self._live.stop()
 
     def _draw(self) -> None:
+        before = time.thread_time()
         self._live.update(self.render())
         if not self._live.is_started:
             self._live.start()
         self._live.refresh()
+        self._due = time.monotonic() + (time.thread_time() - before) / SHARE
 
     def render(self) -> Group:
         """Header, table, and the note below."""
@@ -255,13 +261,13 @@ class LiveTable(_Watching):
         left = board.seconds_left()
         return (
             f"{plan.name} · {plan.budget} · {board.ended}/{len(board.cells)} runs · "
-            f"{clock(time.monotonic() - board.begun)} gone · {'…' if left is None else clock(left)} left · "
+            f"{'…' if left is None else clock(left)} left, {clock(time.monotonic() - board.begun)} gone · "
             f"{board.running} worker{'s' * (board.running != 1)}"
         )
 
     def _table(self, rows: Sequence[Row]) -> Table:
         wide = self.console.size.width >= WIDE
-        columns = ["", "task", "variant", ">seeds", *([">loss", ">steps/s"] if wide else []), ">score", "verdict"]
+        columns = ["", "task…", "variant…", ">seeds", *([">loss", ">steps/s"] if wide else []), ">score", "verdict"]
         cells = []
         for last, row in zip([None, *rows], rows, strict=False):
             latest = list(row.latest.values())
@@ -279,7 +285,7 @@ class LiveTable(_Watching):
                     Text(verdict, STYLES.get(verdict, "") + sure),
                 ]
             )
-        return table(columns, cells)
+        return table(columns, cells, gap=1, cut=True)
 
 
 class PlainLines(_Watching):
@@ -339,26 +345,29 @@ def console(stream: IO[str]) -> Console:
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
-    """Rows under a head. A column's name begins with `>` if it is flush right, and ends in `…` if it may be wrapped."""
-    drawn = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True, header_style="bold")
+def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, gap: int = 2, cut: bool = False) -> Table:
+    """Rows under a head.
+
+    Args:
+        columns: names; one that begins with `>` is flush right, one that ends in `…` gives way where room is short.
+        rows: a cell a column.
+        gap: blanks between columns.
+        cut: whether what gives way is cut; else it takes more lines.
+    """
+    drawn = Table(box=None, pad_edge=False, padding=(0, gap), collapse_padding=True, header_style="bold")
     for name in columns:
         drawn.add_column(
             Text(name.strip(">…")),
             justify="right" if name.startswith(">") else "left",
-            overflow="fold" if name.endswith("…") else "ellipsis",
+            no_wrap=not name.endswith("…"),
+            overflow="fold",
         )
     for row in rows:
-        cells = zip(columns, row, strict=True)
-        drawn.add_row(*(_cell(cell, wraps=name.endswith("…")) for name, cell in cells))
+        cells = [Text(cell) if isinstance(cell, str) else cell for cell in row]
+        for cell in cells if cut else ():
+            cell.no_wrap, cell.overflow = True, "ellipsis"
+        drawn.add_row(*cells)
     return drawn
-
-
-def _cell(cell: str | Text, *, wraps: bool) -> Text:
-    text = Text(cell) if isinstance(cell, str) else cell
-    if not wraps:  # cut in a narrow terminal instead of taking another line
-        text.no_wrap, text.overflow = True, "ellipsis"
-    return text
 
 
 def most_telling(rows: Sequence[Row], count: int) -> list[Row]:
@@ -373,24 +382,24 @@ def most_telling(rows: Sequence[Row], count: int) -> list[Row]:
 
 def verdict_table(verdicts: "pd.DataFrame") -> Table:
     """The report's verdicts (`tables/verdicts.csv`), a row a task and variant."""
-    columns = ["task", "variant", ">score", ">difference", "95 % interval", ">p (Holm)", "verdict", ">learned"]
+    columns = ["task…", "variant…", ">score", "difference [95 %]", ">p (Holm)", "verdict", ">learned"]
     rows: list[list[str | Text]] = []
     for row in verdicts.to_dict("records"):
         verdict = row["verdict"] if isinstance(row["verdict"], str) else "baseline"
-        known = isinstance(row["low"], float) and not math.isnan(row["low"])
+        known = not math.isnan(row["low"])
+        low, high = _decimal(row["low"], 2, "+"), _decimal(row["high"], 2, "+")
         rows.append(
             [
                 str(row["task"]),
                 str(row["variant"]),
                 _decimal(row["score"]),
-                _decimal(row["difference"], sign="+"),
-                f"[{_decimal(row['low'], sign='+')}, {_decimal(row['high'], sign='+')}]" if known else "",
+                _decimal(row["difference"], 2, "+") + (f" [{low}, {high}]" if known else ""),
                 _decimal(row["p_holm"]),
                 Text(verdict, STYLES.get(verdict, "")),
                 f"{row['gate_passed']}/{row['gate_of']}",
             ]
         )
-    return table(columns, rows)
+    return table(columns, rows, gap=1)
 
 
 def clock(seconds: float) -> str:
@@ -419,8 +428,8 @@ def _mean(values: Iterable[float]) -> float:
     return sum(known) / len(known) if known else math.nan
 
 
-def _decimal(value: float, sign: str = "") -> str:
-    return "" if math.isnan(value) else f"{value:{sign}.3f}".replace("-", "−")
+def _decimal(value: float, digits: int = 3, sign: str = "") -> str:
+    return "" if math.isnan(value) else f"{value:{sign}.{digits}f}".replace("-", "−")
 
 
 def _rate(value: float) -> str:

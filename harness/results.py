@@ -64,16 +64,17 @@ class StudyData:
             yield (run["variant"], run["task"], run["seed"]), self.folder / "runs" / run["fingerprint"]
 
     def primary(self) -> pd.DataFrame:
-        """variant, task, seed, score: the declared metric's mean over the test lengths, a row an ended run.
+        """variant, task, seed, score: the declared metric's mean over the test lengths, a row a planned run.
 
-        A run that diverged scores 0 everywhere; one that failed or ran out of memory has no score (NaN). Without test
-        lengths the training lengths count.
+        A run that diverged scores 0 everywhere; one that failed, ran out of memory or has not ended has no score (NaN), and
+        still counts where a correction asks how many comparisons the study makes. Without test lengths the training
+        lengths count.
         """
-        ended = self.runs.loc[self.runs["status"].isin(ENDED), ["variant", "task", "seed"]]
+        planned = self.runs[["variant", "task", "seed"]]
         scored = self.scores[self.scores["metric"] == self.document["score"]]
         tested = scored[scored["split"] == "test"]
         means = (tested if len(tested) else scored).groupby(["variant", "task", "seed"], sort=False)["value"].mean()
-        return ended.merge(means.rename("score").reset_index(), how="left", on=["variant", "task", "seed"])
+        return planned.merge(means.rename("score").reset_index(), how="left", on=["variant", "task", "seed"])
 
 
 def load_study(folder: Path) -> StudyData:

@@ -161,8 +161,8 @@ def test_jobs_run_in_order_on_workers_that_are_started_once(make_job, tmp_path, 
             for event in engine.run(batch):
                 events.append(event)
                 pids |= {worker.pid for worker in workers_of(os.getpid())}
-                if isinstance(event, Ended):
-                    time.sleep(0.7)  # a consumer that is busy elsewhere holds no worker up
+                if isinstance(event, Ended) and len(of(Ended, events)) == 1:
+                    time.sleep(3)  # a consumer that is busy elsewhere holds no worker up
     assert len(pids) == 2
     assert [event.fingerprint for event in of(Started, events)] == [job.fingerprint for job in jobs]
     assert sorted(event.fingerprint for event in of(Ended, events)) == sorted(job.fingerprint for job in jobs)
@@ -171,7 +171,7 @@ def test_jobs_run_in_order_on_workers_that_are_started_once(make_job, tmp_path, 
     assert {type(event) for event in events} == {Started, Progressed, Ended, Tick}
     assert all(event.steps == 60 >= event.step > 0 < event.loss for event in of(Progressed, events))
     records = [RunRecord.read(job.directory / "record.json") for job in jobs[:3]]
-    assert records[2].started - min(record.ended for record in records[:2]) < 0.5
+    assert records[2].started - min(record.ended for record in records[:2]) < 2
 
 
 @pytest.mark.slow

@@ -82,14 +82,16 @@ def write_study(
     if codes:
         np.savez(folder / "codes.npz", **{variants[0]: sinusoidal_table(42, 64)})
     for cell in cells:
-        write_run(folder / "runs" / cell["fingerprint"], cell, fate(cell["variant"], cell["task"], cell["seed"]), attention)
+        write_run(
+            folder / "runs" / cell["fingerprint"], cell, fate(cell["variant"], cell["task"], cell["seed"]), attention
+        )
     return load_study(folder)
 
 
 def study_document(variants: tuple[str, ...], tasks: tuple[str, ...], seeds: int) -> dict[str, Any]:
     return {
         "study": "position",
-        "question": "Which position encoding lets a Transformer copy and reverse sequences longer than it was trained on?",
+        "question": "Which position encoding lets a Transformer copy and reverse longer sequences than it was trained on?",
         "claims": ["E10", "E12"],
         "why": "two layers learn both tasks in a minute on one core",
         "axes": ["model.position"],
@@ -103,19 +105,19 @@ def study_document(variants: tuple[str, ...], tasks: tuple[str, ...], seeds: int
         "higher_is_better": True,
         "margin": 0.1,
         "gate": 0.98,
-        "train_lengths": dict.fromkeys(tasks, list(TRAIN)),
-        "test_lengths": dict.fromkeys(tasks, list(TEST)),
+        "train_lengths": {task: list(TRAIN) for task in tasks},
+        "test_lengths": {task: list(TEST) for task in tasks},
         "spec": {
-            "model": {"d_model": 64, "num_layers": 2, "num_heads": 4, "position": level(variants[0]), "norm": {"kind": "LayerNorm"}},
+            "model": {"d_model": 64, "num_layers": 2, "position": level(variants[0]), "norm": {"kind": "LayerNorm"}},
             "train": {"steps": STEPS, "learning_rate": 1e-3, "schedule": {"kind": "WarmupCosine", "warmup": 0.05}},
-            "tasks": {t: {"kind": t.title(), "num_symbols": 16, "lengths": {"train": TRAIN, "test": TEST}} for t in tasks},
+            "tasks": {t: {"kind": t.title(), "lengths": {"train": TRAIN, "test": TEST}} for t in tasks},
         },
         "differences": {
             v: {} if v == variants[0] else flat({"model": {"position": level(v)}}) for v in variants
         },
         "command": "harness ablate position --budget quick",
         "commit": "0123456789abcdef0123456789abcdef01234567",
-        "environment": {"cpu": "Some CPU @ 2 GHz", "cores": "2", "python": "3.11.9", "torch": "2.13.0", "commit": "012345"},
+        "environment": {"cpu": "Some CPU @ 2 GHz", "cores": "2", "torch": "2.13.0", "commit": "012345"},
     }  # fmt: skip
 
 
@@ -150,7 +152,13 @@ def curve(draw: np.random.Generator, until: int, status: str) -> list[str]:
         loss = 2.8 / (1 + math.exp((step - middle) / 60)) + 0.004 * draw.lognormal(0, 0.7)
         if status == "diverged" and step > until - 60:
             loss = 9.0 if step < until else math.nan
-        line = {"step": step, "time": step, "train/loss": loss, "train/gradient_norm": 1.0, "train/exact_match": min(1.0, step / 800)}
+        line = {
+            "step": step,
+            "time": step,
+            "train/loss": loss,
+            "train/gradient_norm": 1.0,
+            "train/exact_match": min(1.0, step / 800),
+        }
         lines.append(json.dumps(line) + "\n")
     return lines
 
@@ -171,15 +179,16 @@ def record(cell: dict[str, Any], status: str, draw: np.random.Generator) -> RunR
     final = {}
     if scores:
         inside, beyond = (
-            [s.value for s in scores if s.metric == "exact_match" and (s.length in TEST) == test] for test in (False, True)
+            [s.value for s in scores if s.metric == "exact_match" and (s.length in TEST) == test]
+            for test in (False, True)
         )
         final = {"eval/in_distribution": float(np.mean(inside)), "eval/extrapolation": float(np.mean(beyond)),
                  "train/loss": 0.004, "eval/greedy_agreement": 1.0,
-                 "train/steps_to_threshold": float(draw.integers(30, 90) * 10) if np.mean(inside) > 0.98 else math.nan}  # fmt: skip
+                 "train/steps_to_threshold": 10.0 * draw.integers(30, 90) if learned(inside) else math.nan}  # fmt: skip
     flash = cell["variant"] != "T5 bias"
     ledger: dict[str, int | float | str] = {"device": "cpu", "precision": "fp32",
         "attention_backend": "flash" if flash else "math",
-        "attention_reason": "no bias matrix, causal" if flash else "T5Bias adds a trained T×T bias, which flash does not take",
+        "attention_reason": "no bias matrix, causal" if flash else "T5Bias adds a trained T×T bias",
         "parameters": 103_296 + 2048 * 3 * (cell["variant"] == "learned")}  # fmt: skip
     if status == "finished":
         ledger |= {"flops": 6.1e11 * (1 + 0.01 * (cell["variant"] == "ALiBi")), "tokens": 921_600, "steps": STEPS,
@@ -190,23 +199,472 @@ def record(cell: dict[str, Any], status: str, draw: np.random.Generator) -> RunR
         "failed": "RuntimeError: something <b>broke</b> | badly",
     }
     return RunRecord(
-        fingerprint=cell["fingerprint"], spec={}, status=status, cause=causes.get(status, ""), scores=scores, final=final, ledger=ledger
+        fingerprint=cell["fingerprint"],
+        spec={},
+        status=status,
+        cause=causes.get(status, ""),
+        scores=scores,
+        final=final,
+        ledger=ledger,
     )  # type: ignore[arg-type]
+
+
+def learned(values: list[float]) -> bool:
+    return float(np.mean(values)) >= 0.98
 
 
 def run_scores(cell: dict[str, Any], status: str, draw: np.random.Generator) -> list[Score]:
     if status in ("failed", "out_of_memory"):
         return []
     level = FAR.get(cell["variant"], 0.3) * (1.0 if cell["task"] == "copy" else 0.15) * draw.uniform(0.7, 1.3)
-    learned = draw.uniform() > 0.06
+    learns = draw.uniform() > 0.06
     scores = []
     for length in (*range(TRAIN[0], TRAIN[1] + 1), *TEST):
-        inside = 1.0 if learned else max(0.0, 1.1 - length / 12)
-        value = inside if length <= TRAIN[1] else min(1.0, max(0.0, 2 * level * (1 - (length - 11) / 9) + draw.normal(0, 0.02)))
+        inside = 1.0 if learns else max(0.0, 1.1 - length / 12)
+        value = (
+            inside
+            if length <= TRAIN[1]
+            else min(1.0, max(0.0, 2 * level * (1 - (length - 11) / 9) + draw.normal(0, 0.02)))
+        )
         mark = "seen" if length <= 2 else ""
         if cell["variant"] == "learned" and length > 15:
             value, mark = 0.0, "unsupported"
         if status == "diverged":
             value, mark = 0.0, "diverged"
-        scores += [Score(length=length, metric=m, value=value ** (1 / (1 + i)), mark=mark) for i, m in enumerate(METRICS)]
+        scores += [
+            Score(length=length, metric=m, value=value ** (1 / (1 + i)), mark=mark) for i, m in enumerate(METRICS)
+        ]
     return scores
+
+
+# The report of the whole study, written once
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> StudyData:
+    return write_study(tmp_path_factory.mktemp("study") / "position", fate=some_fail)
+
+
+@pytest.fixture(scope="module")
+def report(study: StudyData) -> Path:
+    write_report(study, study.folder)
+    return study.folder
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> StudyData:
+    """A study to vary: the comparison given to `answer` need not come from it."""
+    return write_study(
+        tmp_path_factory.mktemp("small") / "s", variants=("base", "v1", "v2", "v3"), seeds=2, attention=False
+    )
+
+
+def table(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path, keep_default_na=False, na_values=[""])
+
+
+def test_runs_csv_has_a_row_a_planned_run_identity_first(report: Path, study: StudyData) -> None:
+    runs = table(report / "runs.csv")
+    identity = ["study", "variant", "task", "seed", "status", "cause", "fingerprint", "mlflow_run_id"]
+    assert list(runs.columns[:8]) == identity
+    assert {"eval/in_distribution", "parameters", "flops", "tokens", "wall_seconds", "attention_backend"} <= set(
+        runs.columns
+    )
+    assert len(runs) == 96
+    assert set(runs["fingerprint"]) == set(study.runs["fingerprint"])
+    assert runs["mlflow_run_id"].notna().all()
+    assert runs["status"].value_counts().to_dict() == {"finished": 92, "diverged": 2, "failed": 1, "out_of_memory": 1}
+
+
+def test_scores_csv_is_long_and_keeps_every_bit(report: Path, study: StudyData) -> None:
+    scores = table(report / "scores.csv")
+    assert list(scores.columns[:6]) == ["variant", "task", "seed", "length", "metric", "value"]
+    keys = ["variant", "task", "seed", "length", "metric"]
+    both = scores.merge(study.scores, on=keys, suffixes=("", "_then"))
+    assert len(both) == len(scores) == len(study.scores)
+    assert (both["value"] == both["value_then"]).all()
+    assert set(scores.loc[scores["variant"] == "learned", "mark"].dropna()) == {"unsupported", "seen", "diverged"}
+
+
+def test_comparison_csv_is_what_stats_says(report: Path, study: StudyData) -> None:
+    written = table(report / "comparison.csv")
+    expected = compare(study.primary(), "sinusoidal", 0.1)
+    pd.testing.assert_frame_equal(written, expected, check_dtype=False, check_exact=True)
+
+
+def test_the_same_study_gives_the_same_bytes_in_whatever_order_its_rows_come(
+    study: StudyData, report: Path, tmp_path: Path
+) -> None:
+    shuffled = StudyData(
+        study.folder,
+        study.document,
+        study.runs.sample(frac=1, random_state=1),
+        study.scores.sample(frac=1, random_state=2),
+    )
+    write_report(shuffled, tmp_path)
+    for name in ("runs.csv", "scores.csv", "figures/scores.svg", "figures/differences.png"):
+        assert (tmp_path / name).read_bytes() == (report / name).read_bytes(), name
+
+
+def test_every_figure_is_a_png_and_an_svg_whose_text_is_text(report: Path) -> None:
+    names = {path.stem for path in (report / "figures").iterdir()}
+    assert names == {
+        "accuracy_by_length", "scores", "differences", "loss", "steps_to_threshold", "attention_copy",
+        "attention_reverse", "position_codes",
+    }  # fmt: skip
+    for name in names:
+        assert (report / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<text" in (report / "figures" / f"{name}.svg").read_text()
+    svg = (report / "figures" / "accuracy_by_length.svg").read_text()
+    assert all(variant in svg for variant in VARIANTS)
+    assert "SEP" in (report / "figures" / "attention_copy.svg").read_text()
+
+
+class Elements(html.parser.HTMLParser):
+    """All tags, attributes and text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def assert_self_contained(page: str) -> Elements:
+    elements = Elements(page)
+    assert not {"script", "link", "iframe", "object", "base", "form"} & set(elements.tags)
+    for name, value in elements.attributes:
+        assert not name.startswith("on")
+        if name in ("src", "href", "srcset", "action", "data"):
+            assert value.startswith(("data:image/png;base64,", "#")), value
+    assert not re.search(r"url\(|@import|http-equiv", page)
+    return elements
+
+
+def test_the_html_needs_no_other_file(report: Path) -> None:
+    elements = assert_self_contained((report / "report.html").read_text())
+    images = [value for name, value in elements.attributes if name == "src"]
+    assert len(images) == 8
+    inlined = base64.b64decode(images[0].split(",")[1])
+    assert inlined == (report / "figures" / "accuracy_by_length.png").read_bytes()
+    anchors = {value for name, value in elements.attributes if name == "href"}
+    assert anchors <= {f"#{value}" for name, value in elements.attributes if name == "id"}
+    assert ("name", "viewport") in elements.attributes
+
+
+def test_the_page_says_what_was_compared_how_and_what_it_means(report: Path, study: StudyData) -> None:
+    words = " ".join(Elements((report / "report.html").read_text()).words)
+    for sentence in answer(study, comparison(study)).split(". "):
+        assert sentence.strip(".") in words
+    for said in (
+        study.document["question"], "harness ablate position --budget quick", study.document["commit"],
+        "Some CPU @ 2 GHz", "sign-flip", "Holm", "Clopper–Pearson", "passed gate", "seeds needed",
+        "the loss was not finite any more", "T5Bias adds a trained T×T bias",
+        "learned cannot take copy at lengths 16–20", "Low dimensions have the high frequencies",
+        "the pale middle is zero", "model.num_layers", "of 96 runs, 2 diverged",
+        study.runs["fingerprint"].iloc[-1], study.runs["mlflow_run_id"].iloc[-1],
+    ):  # fmt: skip
+        assert said in words, said
+
+
+def test_markdown_shows_the_same_with_relative_links(report: Path) -> None:
+    text = (report / "report.md").read_text()
+    links = re.findall(r"\]\((\S+)\)", text)
+    assert len(links) == 16
+    assert all((report / link).is_file() for link in links)
+    page = " ".join(Elements((report / "report.html").read_text()).words)
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert all(heading in page for heading in headings)
+    assert study_tables_are_rectangular(text)
+
+
+def study_tables_are_rectangular(text: str) -> bool:
+    """Every row of every Markdown table has as many cells as its head."""
+    width = 0
+    for line in text.splitlines():
+        cells = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        if cells and width and cells != width:
+            return False
+        width = cells
+    return True
+
+
+def test_publishing_writes_little_and_says_where_it_comes_from(study: StudyData, tmp_path: Path) -> None:
+    write_report(study, tmp_path, publish=True)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 3_000_000
+    assert not [path for path in files if path.suffix not in (".csv", ".md", ".html", ".png", ".svg", ".json")]
+    provenance = json.loads((tmp_path / "provenance.json").read_text())
+    assert provenance["command"] == "harness ablate position --budget quick"
+    assert provenance["environment"]["torch"] == "2.13.0"
+    assert provenance["commit"] == study.document["commit"]
+
+
+# Tables
+
+
+def test_a_verdict_row_agrees_with_itself_and_counts_the_gate(study: StudyData) -> None:
+    rows = verdicts(study, comparison(study)).set_index(["task", "variant"])
+    others = rows[rows["verdict"].notna()]
+    assert np.allclose(others["score"] - others["baseline_score"], others["difference"])
+    assert rows.loc[("copy", "RoPE"), "seeds"] == 7  # one failed, so one pair is missing
+    assert rows.loc[("copy", "none"), "seeds"] == 8  # one diverged, which is a score of 0
+    runs = study.runs[(study.runs["task"] == "reverse") & (study.runs["variant"] == "learned")]
+    passed = runs["eval/in_distribution"] >= 0.98
+    assert rows.loc[("reverse", "learned"), "gate_passed"] == passed.sum()
+    assert rows.loc[("reverse", "learned"), "gate_of"] == 8
+    primary = study.primary().merge(runs[passed], on=["variant", "task", "seed"])["score"]
+    assert rows.loc[("reverse", "learned"), "gated_score"] == pytest.approx(primary.mean())
+
+
+def test_a_tie_at_the_ceiling_is_bounded_not_called_equal(tmp_path: Path) -> None:
+    data = write_study(tmp_path / "s", variants=("a", "b"), tasks=("copy",), attention=False)
+    perfect = StudyData(data.folder, data.document, data.runs, data.scores.assign(value=1.0))
+    row = verdicts(perfect, comparison(perfect)).iloc[1]
+    assert row["verdict"] == "undecided"
+    assert row["failure_bound"] == pytest.approx(1 - 0.05 ** (1 / 8))
+    write_report(perfect, tmp_path / "report")
+    assert "up to 31% of seeds may still differ" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_unequal_costs_are_marked(study: StudyData, report: Path) -> None:
+    rows = ledger(study).set_index(["task", "variant"])
+    assert "parameters +6 %" in rows.loc[("copy", "learned"), "unequal"]
+    assert "flops" not in rows.loc[("copy", "ALiBi"), "unequal"]  # 1 % more is not marked
+    assert "109\u202f440 (≠ +6 %)" in (report / "report.html").read_text()
+
+
+def test_failures_are_counted_by_status_and_cause(study: StudyData) -> None:
+    rows = failures(study).set_index("status")
+    assert rows["count"].to_dict() == {"diverged": 2, "failed": 1, "out_of_memory": 1}
+    assert rows.loc["diverged", "which"] == "none on copy (seed 5), learned on reverse (seed 2)"
+
+
+def test_unsupported_and_seen_lengths_keep_their_marks(study: StudyData) -> None:
+    rows = by_length(study).set_index(["task", "variant", "length"])
+    assert rows.loc[("copy", "learned", 16), "mark"] == "unsupported"
+    assert rows.loc[("copy", "RoPE", 2), "mark"] == "seen"
+    assert rows.loc[("copy", "none", 5), "mark"] == "diverged (1 of 8)"
+
+
+def test_holm_covers_the_planned_study_from_the_first_run_on(tmp_path: Path) -> None:
+    early = write_study(
+        tmp_path / "s", attention=False, seeds=7, fate=lambda v, task, seed: "finished" if task == "copy" else "missing"
+    )
+    rows = comparison(early)
+    assert len(rows) == 10
+    # Ten comparisons cannot be significant at seven seeds, although five could.
+    assert set(rows.loc[rows["task"] == "copy", "verdict"]) <= {"undecided", "equivalent"}
+
+
+# The answer
+
+
+VERDICTS = ("better", "worse", "equivalent", "undecided")
+
+
+@st.composite
+def comparisons(draw: st.DrawFn) -> pd.DataFrame:
+    rows = []
+    for task in ("copy", "reverse"):
+        for variant in ("v1", "v2", "v3"):
+            difference = draw(st.floats(-1, 1))
+            rows.append(
+                {"variant": variant, "task": task, "n_pairs": draw(st.integers(2, 12)), "difference": difference,
+                 "low": difference - 0.1, "high": difference + 0.1, "p": 0.01, "p_holm": 0.02, "effect_size": 1.0,
+                 "verdict": draw(st.sampled_from(VERDICTS)), "seeds_needed": 9}
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@given(compared=comparisons())
+def test_the_answer_claims_what_the_verdicts_say_and_no_more(small: StudyData, compared: pd.DataFrame) -> None:
+    text = answer(small, compared)
+    shown, left = re.fullmatch(r"(.+?\.) ([A-Z].+\.)", text).groups()  # type: ignore[union-attr]
+    for row in compared.to_dict("records"):
+        clause = re.search(rf"on {row['task']}, (.*?)(?:; on | \(differences)", shown)
+        claimed = re.search(
+            rf"{row['variant']} \(([^()]*)\).*?\b(better|worse|equivalent)\b", clause[1] if clause else ""
+        )
+        if row["verdict"] == "undecided":
+            assert claimed is None
+            undecided = re.search(rf"(?:equality: |and |, )([^;]*?) on {row['task']}", left)
+            assert "all 6 comparisons are undecided" in left or undecided is not None
+        else:
+            assert claimed is not None
+            assert claimed[2] == row["verdict"]
+            assert decimal(row["difference"], 2, signed=True) in claimed[1]
+            assert interval(row["low"], row["high"], 2) in claimed[1]
+    if set(compared["verdict"]) == {"undecided"}:
+        assert shown.startswith("No variant is shown to be better than, worse than or equivalent to")
+
+
+@given(compared=comparisons())
+def test_a_small_difference_is_called_small(small: StudyData, compared: pd.DataFrame) -> None:
+    text = answer(small, compared)
+    significant = compared[compared["verdict"].isin(["better", "worse"])]
+    assert ("by less than the margin of 0.10" in text) == bool((significant["difference"].abs() < 0.1).any())
+
+
+def test_the_answer_counts_failures_and_what_is_to_come(tmp_path: Path) -> None:
+    fates = {0: "finished", 1: "diverged", 2: "failed", 3: "partial", 4: "missing", 5: "out_of_memory"}
+    data = write_study(
+        tmp_path / "s", variants=("a", "b"), tasks=("copy",), seeds=6, attention=False, fate=lambda v, t, s: fates[s]
+    )
+    text = answer(data, comparison(data))
+    assert "of 12 runs, 2 diverged, 2 ran out of memory and 2 failed" in text
+    assert "4 of 12 runs still to come, so this is preliminary" in text
+
+
+# Any state
+
+
+def seed_zero(variant: str, task: str, seed: int) -> str:
+    return "finished" if seed == 0 else "missing"
+
+
+STATES: dict[str, dict[str, Any]] = {
+    "nothing has run": {"fate": lambda v, t, s: "missing"},
+    "everything is half done": {"fate": lambda v, t, s: "partial"},
+    "only the baseline has run": {"fate": lambda v, t, s: "finished" if v == "a" else "missing"},
+    "the baseline is missing": {"fate": lambda v, t, s: "missing" if v == "a" else "finished"},
+    "one seed": {"seeds": 1},
+    "one seed of two": {"fate": seed_zero},
+    "all failed": {"fate": lambda v, t, s: "failed"},
+    "all ran out of memory": {"fate": lambda v, t, s: "out_of_memory"},
+    "all diverged": {"fate": lambda v, t, s: "diverged"},
+    "a variant failed": {"fate": lambda v, t, s: "failed" if v == "b" else "finished"},
+    "one variant": {"variants": ("a",)},
+    "one task": {"tasks": ("copy",)},
+    "many tasks": {"tasks": ("copy", "reverse", "sort"), "seeds": 1},
+    "many variants": {"variants": tuple("abcdefghijkl"), "tasks": ("copy",), "seeds": 1},
+    "attention maps": {"attention": True, "tasks": ("copy",), "seeds": 1},
+    "no codes": {"codes": False},
+    "no test lengths": {"test_lengths": {"copy": [], "reverse": []}},
+    "lower is better": {"higher_is_better": False},
+    "no claims, no reason, no commit": {"claims": [], "why": "", "commit": "", "environment": {}},
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_any_state_of_a_study_has_a_report(state: str, tmp_path: Path) -> None:
+    settings = {"variants": ("a", "b", "c"), "seeds": 2, "attention": False, **STATES[state]}
+    data = write_study(tmp_path / "s", **settings)
+    write_report(data, tmp_path / "r")
+    assert_self_contained((tmp_path / "r" / "report.html").read_text())
+    assert study_tables_are_rectangular((tmp_path / "r" / "report.md").read_text())
+    assert len(table(tmp_path / "r" / "runs.csv")) == len(data.runs)
+    assert re.fullmatch(r".+?\. [A-Z].+\.", answer(data, comparison(data)))
+    assert "nan" not in (tmp_path / "r" / "report.md").read_text().lower().replace("nano", "")
+
+
+def test_nan_in_every_number_is_survived(tmp_path: Path) -> None:
+    data = write_study(tmp_path / "s", variants=("a", "b"), seeds=2, attention=False)
+    numbers = data.runs.select_dtypes("number").columns.drop("seed")
+    runs = data.runs.assign(**dict.fromkeys(numbers, math.nan))
+    write_report(StudyData(data.folder, data.document, runs, data.scores.assign(value=math.nan)), tmp_path / "r")
+    assert (tmp_path / "r" / "report.html").exists()
+
+
+def test_a_torn_attention_file_is_named_not_fatal(tmp_path: Path) -> None:
+    data = write_study(tmp_path / "s", variants=("a", "b"), tasks=("copy",), seeds=1)
+    torn = data.attention[data.attention["variant"] == "b"]["path"].iloc[-1]
+    torn.write_bytes(torn.read_bytes()[:100])
+    write_report(data, tmp_path / "r")
+    assert "Unreadable file: b." in (tmp_path / "r" / "report.md").read_text()
+
+
+def test_an_earlier_report_is_written_over(tmp_path: Path) -> None:
+    data = write_study(tmp_path / "s", variants=("a", "b"), tasks=("copy",), seeds=2, attention=False)
+    write_report(
+        write_study(tmp_path / "s2", variants=("a",), tasks=("copy",), seeds=1, attention=False), tmp_path / "r"
+    )
+    write_report(data, tmp_path / "r")
+    assert len(table(tmp_path / "r" / "runs.csv")) == 4
+
+
+# Names of users' own
+
+
+def test_names_of_users_are_shown_and_never_run(tmp_path: Path) -> None:
+    variants = ("base<1>", "<script>alert(1)</script>", "a|b `c` *d*", "$x_1^$ & \\", "_hidden", "位置")
+    data = write_study(
+        tmp_path / "s", variants=variants, tasks=("copy", "../up & <i>down</i>"), seeds=2, study="<b>s</b>",
+        question='Is "<img src=x onerror=alert(1)>" better?', command="harness ablate '<x>'",
+    )  # fmt: skip
+    write_report(data, tmp_path / "r")
+    text = (tmp_path / "r" / "report.html").read_text()
+    elements = assert_self_contained(text)
+    assert "i" not in elements.tags
+    assert elements.tags.count("img") == 8
+    words = " ".join(elements.words)
+    assert all(name in words for name in (*variants, 'Is "<img src=x onerror=alert(1)>" better?'))
+    markdown = (tmp_path / "r" / "report.md").read_text()
+    assert study_tables_are_rectangular(markdown)
+    assert not re.search(r"(?<!\\)<(script|img|i|b)\b", markdown)
+    names = {path.name for path in (tmp_path / "r").rglob("*")}
+    assert "attention_up-i-down-i.png" in names
+    assert not (tmp_path / "up & <i>down<").exists()
+
+
+# matplotlib's globals
+
+
+def test_figures_leave_matplotlib_as_it_was_and_need_no_pyplot(tmp_path: Path) -> None:
+    import matplotlib
+    from matplotlib._pylab_helpers import Gcf
+
+    before = dict(matplotlib.rcParams)
+    state = np.random.get_state()[1].tolist()  # type: ignore[union-attr]
+    data = write_study(tmp_path / "s", variants=("a", "b"), tasks=("copy",), seeds=2)
+    write_report(data, tmp_path / "r")
+    assert dict(matplotlib.rcParams) == before
+    assert not Gcf.figs
+    assert np.random.get_state()[1].tolist() == state  # type: ignore[union-attr]
+
+
+# The sinusoidal table (CLAIMS D02)
+
+
+def test_frequency_order_is_measured_on_the_table() -> None:
+    codes = sinusoidal_table(42, 64)
+    assert changes(codes) == 1
+    assert changes(codes[:, ::-1]) == -1
+    assert changes(np.ones((5, 8))) == 0
+    similar = similarity(codes)
+    assert np.allclose(similar.diagonal(), 1)
+    assert np.ptp(similar.diagonal(3)) < 1e-9  # depends on the distance alone
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (decimal(-0.5, 2, signed=True), "−0.50"),
+        (decimal(0.25, 2, signed=True), "+0.25"),
+        (decimal(-0.001, 2, signed=True), "0.00"),
+        (decimal(math.nan), "–"),
+        (decimal(None), "–"),
+        (decimal(math.inf), "∞"),
+        (interval(-0.1, 0.2, 1), "[−0.1, +0.2]"),
+        (interval(math.nan, 1.0), "–"),
+        (percent(0.311), "32 %"),
+        (quantity(6.1e11, "FLOP"), "610 GFLOP"),
+        (quantity(12), "12"),
+        (seconds(200), "3 min 20 s"),
+        (ranges([3, 1, 2, 7]), "1–3, 7"),
+        (ranges([]), ""),
+    ],
+)
+def test_numbers_are_written_for_people(shown: str, expected: str) -> None:
+    assert shown == expected

@@ -454,7 +454,7 @@ SHAPES = {
     "bimodal": lambda random, size: random.choice([0.2, 0.9], size) + random.normal(0, 0.02, size),
     "three levels": lambda random, size: random.choice([0.0, 0.5, 1.0], size),
     "ceiling": lambda random, size: random.choice([0.2, 1.0], size, p=[0.05, 0.95]),
-    "noisy floor": lambda random, size: random.choice([0.0, 0.3], size) + np.abs(random.normal(0, 0.02, size)),
+    "noisy floor": lambda random, size: abs(random.choice([0.0, 0.3], size) + random.normal(0, 0.02, size)),
 }
 
 

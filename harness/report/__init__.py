@@ -1,8 +1,8 @@
 """The report of a study: tables and figures; the only seaborn import.
 
-`write_report` turns a study in any state into a folder that explains itself. It draws on bare `Figure`s, never through pyplot,
-so that it can run while other threads work. Beyond DESIGN.md's files it writes `tables/`, the page's tables unrounded,
-and `scores.csv` has two more columns (`mark`, `split`), without which a 0 for an unsupported length would mislead.
+`write_report` turns a study in any state into a folder that explains itself. It draws on bare `Figure`s, never through
+pyplot, so that it can run while other threads work. Beyond DESIGN.md's files it writes `tables/`, the page's tables
+unrounded, and `scores.csv` has two more columns (`mark`, `split`), without which a 0 for an unsupported length misleads.
 """
 
 import base64
@@ -43,8 +43,8 @@ def write_report(data: "StudyData", folder: Path, *, publish: bool = False) -> N
 
     Args:
         data: the study, finished or not.
-        folder: gets `runs.csv`, `scores.csv`, `comparison.csv`, `tables/`, `report.md`, `report.html` (needs no other file) and
-            `figures/` (PNG and SVG).
+        folder: gets `runs.csv`, `scores.csv`, `comparison.csv`, `tables/`, `report.md`, `report.html` (needs no other
+            file) and `figures/` (PNG and SVG).
         publish: the small form that is committed: coarser PNGs, and `provenance.json`.
     """
     found = findings(data)
@@ -131,4 +131,3 @@ def _provenance(found: Findings) -> str:
     document = found.document
     facts = {name: document.get(name) for name in ("study", "command", "budget", "commit", "environment", "seeds")}
     return json.dumps({**facts, "published": datetime.now(UTC).isoformat(timespec="seconds")}, indent=1) + "\n"
-

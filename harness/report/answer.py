@@ -1,10 +1,10 @@
-"""The answer in two sentences, made from the verdicts alone: the first says what they show, the second what they do not."""
+"""The answer in two sentences, made from the verdicts alone: what they show, then what they leave open."""
 
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness.report.tables import missed_gate, outcome_counts, planned_scores, variants_of
+from harness.report.tables import fewest_seeds, missed_gate, outcome_counts, planned_scores, variants_of
 from harness.report.wording import (
     FAILURES,
     PENDING,
@@ -26,8 +26,9 @@ DECIDED = ("better", "worse", "equivalent")
 def answer(data: "StudyData", comparison: pd.DataFrame) -> str:
     """What a study shows, in two sentences.
 
-    The first names every comparison with the verdict *better*, *worse* or *equivalent*, with its difference and interval, and
-    nothing else; the second those that are *undecided*, runs that failed, missed the gate or are still to come.
+    The first names every comparison with the verdict *better*, *worse* or *equivalent*, with its difference and
+    interval, and nothing else; the second those that are *undecided*, runs that failed, missed the gate or are still to
+    come.
     """
     return " ".join(sentences(data, comparison))
 
@@ -43,7 +44,7 @@ def score_phrase(document: dict[str, Any]) -> str:
     tests = {tuple(lengths) for lengths in document["test_lengths"].values() if lengths}
     if len(tests) == 1:
         return f"{name} at {lengths_phrase(list(tests.pop()))}"
-    return f"{name} over each task's test lengths" if tests else name
+    return f"{name} over each task's {'test' if tests else 'training'} lengths"
 
 
 def lengths_phrase(lengths: list[int]) -> str:
@@ -65,7 +66,9 @@ def _shown(data: "StudyData", comparison: pd.DataFrame) -> str:
         )
     clauses = [_on_task(task, comparison, document) for task in document["tasks"]]
     so_far = "So far, by" if pending(data) else "By"
-    return f"{so_far} {score} and against the baseline {baseline}, {'; '.join(clauses)} (differences with 95 % intervals)."
+    return (
+        f"{so_far} {score} and against the baseline {baseline}, {'; '.join(clauses)} (differences with 95 % intervals)."
+    )
 
 
 def _on_task(task: str, comparison: pd.DataFrame, document: dict[str, Any]) -> str:
@@ -109,13 +112,15 @@ def _undecided(comparison: pd.DataFrame, arms: int) -> str:
     rows = comparison[comparison["verdict"] == "undecided"]
     if rows.empty:
         return ""
+    fewest = fewest_seeds(len(comparison))
+    few = f" (no difference can be significant below {fewest} seeds here)" if rows["n_pairs"].max() < fewest else ""
     if len(rows) == len(comparison) and len(rows) > 1:
-        return f"all {len(rows)} comparisons are undecided, which is no proof that the variants are equal"
+        return f"all {len(rows)} comparisons are undecided, which is no proof that the variants are equal{few}"
     clauses = []
     for task, group in rows.groupby("task", sort=False):
         names = listed(list(group["variant"]))
         clauses.append(f"{f'all {arms} variants' if len(group) == arms > 2 else names} on {task}")
-    return f"undecided, which is no proof of equality: {listed(clauses)}"
+    return f"undecided, which is no proof of equality: {listed(clauses)}{few}"
 
 
 def _failed(data: "StudyData") -> str:

@@ -1,4 +1,4 @@
-"""The figures about scores and training: accuracy by length, every seed's score and difference, loss, steps to threshold."""
+"""The figures about scores and training: accuracy by length, every seed's score and difference, loss, speed."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from harness.report.tables import (
     threshold_column,
     variants_of,
 )
-from harness.report.wording import PENDING, metric_name, ranges
+from harness.report.wording import PENDING, listed, metric_name, ranges
 
 Look = dict[str, Style]
 
@@ -33,7 +33,7 @@ VERDICT_COLOURS = {"better": "#01579b", "worse": "#a63c06", "equivalent": "#1a1a
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with what a reader needs beside it; `name` is its file's name, `wide` one that is scrolled on a phone."""
+    """A figure with what a reader needs beside it; `name` is its file's name, `wide` one that is scrolled."""
 
     name: str
     title: str
@@ -90,7 +90,9 @@ def _lengths_panel(ax: Axes, means: pd.DataFrame, seeds: pd.DataFrame, look: Loo
             zorder=3 + place * 0.01, clip_on=False,
         )  # fmt: skip
         refused = row[row["mark"].str.startswith("unsupported")]
-        ax.scatter(refused["length"], refused["mean"], marker="x", s=26, color=shape.colour, lw=1.4, zorder=5, clip_on=False)
+        ax.scatter(
+            refused["length"], refused["mean"], marker="x", s=26, color=shape.colour, lw=1.4, zorder=5, clip_on=False
+        )
     seen = sorted({int(n) for n in means.loc[means["mark"].str.startswith("seen"), "length"]})
     for length in seen:
         ax.axvspan(length - 0.5, length + 0.5, facecolor="none", edgecolor="#c2c7cc", hatch="////", lw=0, zorder=0.6)
@@ -110,9 +112,7 @@ def _label_left(ax: Axes, label: str) -> None:
 
 def _thin_lines(ax: Axes, runs: pd.DataFrame, x: str, y: str, colour: str) -> None:
     """A faint line a seed."""
-    lines = [
-        group[[x, y]].to_numpy(dtype=float) for _, group in runs.dropna(subset=[y]).sort_values(x).groupby("seed")
-    ]
+    lines = [group[[x, y]].to_numpy(dtype=float) for _, group in runs.dropna(subset=[y]).sort_values(x).groupby("seed")]
     ax.add_collection(LineCollection(lines, colors=colour, linewidths=SEED_WIDTH, alpha=SEED_ALPHA, zorder=2))
 
 
@@ -133,16 +133,23 @@ def _band_keys(lengths: pd.DataFrame, look: Look) -> list[Line2D | Patch]:
 def _lengths_caption(found: Findings) -> str:
     lengths = found.lengths
     parts = [
-        "Thin lines are single seeds, thick lines their mean; the markers of a line are spaced so that lines on top of each "
-        "other can be told apart. The shaded lengths were trained on."
+        "Thin lines are single seeds, thick lines their mean; the markers of a line are spaced so that "
+        "lines on top of each other can be told apart. The shaded lengths were trained on."
     ]
     seen = lengths[lengths["mark"].str.startswith("seen")]
-    for task, group in seen.groupby("task", sort=False):
-        parts.append(f"Hatched ({task}, length {ranges(group['length'])}): so few sequences exist that training saw them all.")
-    if not found.unsupported.empty:
-        cases = [f"{r['variant']} on {r['task']} at {r['lengths']}" for r in found.unsupported.to_dict("records")]
-        parts.append(f"A cross marks a length that the variant cannot take ({'; '.join(cases)}); it counts as 0.")
+    cases = {task: ranges(group["length"]) for task, group in seen.groupby("task", sort=False)}
+    if cases:
+        parts.append(f"Hatched lengths ({_together(cases)}) have so few sequences that training saw them all.")
+    cases = {f"{row['variant']} on {row['task']}": row["lengths"] for row in found.unsupported.to_dict("records")}
+    if cases:
+        parts.append(f"A cross marks a length that the variant cannot take ({_together(cases)}); it counts as 0.")
     return " ".join(parts)
+
+
+def _together(cases: dict[str, str]) -> str:
+    """`copy and reverse: 1–2`: names that share a text drawn together."""
+    texts = list(dict.fromkeys(cases.values()))
+    return "; ".join(f"{listed([name for name in cases if cases[name] == text])}: {text}" for text in texts)
 
 
 def _rows_figure(tasks: int, names: list[str], ylabels: bool = True) -> tuple[Figure, list[Axes]]:
@@ -188,8 +195,9 @@ def scores(found: Findings, look: Look) -> Picture | None:
         ax.set(title=safe(task), xlabel=f"mean {metric_name(document['score'])} over the test lengths")
     legend(figure, _point_keys(table), columns=4)
     caption = (
-        "Every seed's primary score: a dot a seed, each seed at the same height in every row. The bar is the mean with its "
-        "95 % t interval, each variant by itself; verdicts rest on the paired differences instead."
+        "Every seed's primary score: a dot a seed, each seed at the same height in every row. The bar is "
+        "the mean with its 95 % t interval, each variant by itself; verdicts rest on the paired differences "
+        "instead."
     )
     return Picture("scores", "Every seed's score", caption, figure)
 
@@ -212,8 +220,19 @@ def _mean_and_interval(ax: Axes, rows: pd.DataFrame, row: int, centre: str, shap
     mean, low, high = (float(rows[column].iloc[0]) for column in (centre, "low", "high"))
     height = row + 0.27
     if np.isfinite([low, high]).all():
-        ax.plot([low, high], [height, height], color=shape.colour, lw=1.8, zorder=3, solid_capstyle="butt", clip_on=False)
-    ax.plot([mean], [height], marker=shape.marker, color=shape.colour, markeredgecolor="white", markersize=6, zorder=4, clip_on=False)
+        ax.plot(
+            [low, high], [height, height], color=shape.colour, lw=1.8, zorder=3, solid_capstyle="butt", clip_on=False
+        )
+    ax.plot(
+        [mean],
+        [height],
+        marker=shape.marker,
+        color=shape.colour,
+        markeredgecolor="white",
+        markersize=6,
+        zorder=4,
+        clip_on=False,
+    )
 
 
 def _point_keys(table: pd.DataFrame) -> list[Line2D]:
@@ -273,9 +292,10 @@ def _verdict_beside(ax: Axes, row: int, verdict: str) -> None:
 def _differences_caption(document: dict[str, object]) -> str:
     better = "to the right" if document.get("higher_is_better", True) else "to the left"
     return (
-        f"Variant minus baseline, paired by seed: a dot a seed, the mean with its 95 % interval; {better} of the line is better. "
-        "Differences inside the shaded margin do not matter in practice. The verdict also needs a test that is corrected for "
-        "all comparisons, so an interval that misses zero alone decides nothing."
+        f"Variant minus baseline, paired by seed: a dot a seed, the mean with its 95 % interval; {better} of "
+        "the line is better. Differences inside the shaded margin do not matter in practice. The verdict "
+        "also needs a test that is corrected for all comparisons, so an interval that misses zero alone "
+        "decides nothing."
     )
 
 
@@ -304,8 +324,8 @@ def loss(found: Findings, look: Look) -> Picture | None:
         handles.append(Line2D([], [], color=MUTED, marker="x", lw=0, label="diverged here"))
     legend(figure, handles, columns=min(len(handles), 4))
     caption = (
-        f"Thin lines are single seeds, averaged over {width} steps a point; thick lines are the median over the seeds that "
-        "have got so far."
+        f"Thin lines are single seeds, averaged over {width} steps a point; thick lines are the median over "
+        "the seeds that have got so far."
     )
     return Picture("loss", "Training loss", caption, figure)
 
@@ -357,18 +377,35 @@ def speed(found: Findings, look: Look) -> Picture | None:
             style = {"s": 15, "color": look[name].colour, "alpha": 0.75, "clip_on": False}
             ax.scatter(own["needed"][reached], heights[reached], linewidths=0, **style)
             ax.scatter(np.full((~reached).sum(), beyond), heights[~reached], marker="x", lw=0.9, **style)
-            ax.plot([own["needed"].median()], [row - 0.14], marker="|", color=look[name].colour, markersize=15, markeredgewidth=2)
+            ax.plot(
+                [own["needed"].median()],
+                [row - 0.14],
+                marker="|",
+                color=look[name].colour,
+                markersize=15,
+                markeredgewidth=2,
+            )
         ax.set(title=safe(task), xlabel="training steps to the threshold")
         ax.set_xlim(0, 1.03 * beyond)
     handles = [
-        Line2D([], [], color=MUTED, marker="|", markersize=9, markeredgewidth=2, lw=0, label="median of those that reached it"),
+        Line2D(
+            [],
+            [],
+            color=MUTED,
+            marker="|",
+            markersize=9,
+            markeredgewidth=2,
+            lw=0,
+            label="median of those that reached it",
+        ),
         Line2D([], [], color=MUTED, marker="o", markersize=4.5, lw=0, label="one seed"),
     ]
     if runs["needed"].isna().any():
         handles.append(Line2D([], [], color=MUTED, marker="x", markersize=4.5, lw=0, label="never reached it"))
     legend(figure, handles, columns=3)
     caption = (
-        f"The first training step at which exact match on the training lengths reached {found.document['gate']:g}. Where final "
-        "scores tie at the ceiling, this tells variants apart. It is descriptive: no test was made."
+        "The first training step at which exact match on the training lengths reached "
+        f"{found.document['gate']:g}. Where final scores tie at the ceiling, this tells variants apart. It "
+        "is descriptive: no test was made."
     )
     return Picture("steps_to_threshold", "Steps until the training lengths were learned", caption, figure)

@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 MAPS = 8  # across a page; a model with more heads shows each layer's mean over heads, with more layers the last ones
 GAP, HEADING = 2, 3  # cells between two maps, above a strip
 NOTHING = 2.0  # a weight that cannot be, drawn white
-LEFT, RIGHT, BELOW = 0.75, 0.1, 0.8  # inches around the maps
+LEFT, RIGHT, BELOW = 0.75, 0.1, 0.95  # inches around the maps
 REFERENCES = 3  # positions from which similarity is drawn
 
 
@@ -108,12 +108,14 @@ def attention_figure(maps: list[Maps]) -> Figure:
     colours = sns.color_palette("rocket_r", as_cmap=True).with_extremes(bad="#d9dcdf", over="white")
     image = ax.imshow(sheet, cmap=colours, vmin=0, vmax=1, interpolation="nearest", aspect="auto")
     ax.set_axis_off()
-    size = min(8.0, cell * 72 * 0.85)
+    size = min(8.0, cell * 72 * 0.95)
     for place, (each, (_, titles), top) in enumerate(zip(maps, strips, tops, strict=False)):
         is_shared = place + 1 < len(maps) and maps[place + 1].labels == each.labels
         _label_strip(ax, each, titles, top + HEADING, size, keys=not is_shared)
-    scale = figure.add_axes((0.36, 0.32 / height, 0.28, 0.09 / height))
-    figure.colorbar(image, cax=scale, orientation="horizontal", label="attention weight (grey: tokens ahead, not visible)")
+    scale = figure.add_axes((0.36, 0.45 / height, 0.28, 0.09 / height))
+    figure.colorbar(
+        image, cax=scale, orientation="horizontal", label="attention weight (grey: tokens ahead, not visible)"
+    )
     return figure
 
 
@@ -131,7 +133,15 @@ def _label_strip(ax: Axes, maps: Maps, titles: list[str], top: int, size: float,
         for place, label in enumerate(maps.labels if keys else []):
             ax.text(start + place, top + length - 0.2, safe(label), ha="center", va="top", rotation=90, fontsize=size)
     ax.text(
-        -6, top + length / 2, safe(maps.variant), ha="center", va="center", rotation=90, fontsize=9.5, weight="bold", color=INK
+        -6,
+        top + length / 2,
+        safe(maps.variant),
+        ha="center",
+        va="center",
+        rotation=90,
+        fontsize=9.5,
+        weight="bold",
+        color=INK,
     )
 
 
@@ -156,8 +166,9 @@ def _attention_caption(maps: list[Maps]) -> str:
     when = f"seed {seeds[0]}" if len(seeds) == 1 else "each variant's first seed"
     step = f"step {steps[0]}" if len(steps) == 1 else "its last recorded step"
     return (
-        f"Attention weights on one fixed probe sequence, {when}, at {step}. A row of a map is the token that looks (query), a "
-        "column the token looked at (key); a row sums to 1. Axes name the tokens of the sequence."
+        f"Attention weights on one fixed probe sequence, {when}, at {step}. A row of a map is the token that "
+        "looks (query), a column the token looked at (key); a row sums to 1. Axes name the tokens of the "
+        "sequence."
     )
 
 
@@ -175,8 +186,9 @@ def codes_picture(found: Findings) -> Picture | None:
         _similarity(right, name, codes)
         captions.append(describe_codes(name, codes) if len(tables) > 1 else describe_codes("", codes))
     caption = (
-        "Left: the number that each position adds to each dimension of the embedding; red is positive, blue negative, and the "
-        "pale middle is zero. Right: cosine similarity between the codes of two positions, against their distance. "
+        "Left: the number that each position adds to each dimension of the embedding; red is positive, blue "
+        "negative, and the pale middle is zero. Right: cosine similarity between the codes of two "
+        "positions, against their distance. "
     )
     return Picture("position_codes", "Fixed position codes", caption + " ".join(captions), figure)
 
@@ -201,9 +213,17 @@ def _similarity(ax: Axes, name: str, codes: Floats) -> None:
     for place, (shade, dashes) in enumerate(zip(shades, ("-", "--", ":"), strict=False)):
         if place < len(references):
             reference = references[place]
-            ax.plot(np.arange(len(codes)) - reference, similar[reference], dashes, color=shade, label=f"from position {reference}")
+            ax.plot(
+                np.arange(len(codes)) - reference,
+                similar[reference],
+                dashes,
+                color=shade,
+                label=f"from position {reference}",
+            )
     ax.axhline(0, color=MUTED, lw=0.8)
-    ax.set(title=f"{safe(name)}: similarity", xlabel="distance in positions", ylabel="cosine similarity", ylim=(None, 1.04))
+    ax.set(
+        title=f"{safe(name)}: similarity", xlabel="distance in positions", ylabel="cosine similarity", ylim=(None, 1.04)
+    )
     ax.legend(fontsize=6.5, handlelength=1.8, loc="best")
 
 
@@ -231,8 +251,8 @@ def describe_codes(name: str, codes: Floats) -> str:
     order = changes(codes)
     if order > 0:
         parts.append(
-            "low dimensions have the high frequencies and tell neighbours apart; high dimensions have the low frequencies "
-            "and change slowly"
+            "low dimensions have the high frequencies and tell neighbours apart; high dimensions have the "
+            "low frequencies and change slowly"
         )
     elif order < 0:
         parts.append("low dimensions have the low frequencies, high dimensions the high ones")

@@ -1,4 +1,4 @@
-"""How figures look: sizes for a paper's column, one colour, marker and line style a variant, text that any font can draw."""
+"""How figures look: sizes for a paper's column, one colour, marker and line style a variant, drawable text."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -77,7 +77,7 @@ def styles(variants: Sequence[str], baseline: str) -> dict[str, Style]:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Our settings, whatever the user's matplotlibrc says; one thread at a time, as matplotlib's settings are global."""
+    """Our settings, whatever the user's matplotlibrc says; a thread at a time, as matplotlib's settings are global."""
     with _drawing, style.context(["default", RC]):
         yield
 
@@ -89,7 +89,7 @@ def _glyphs() -> frozenset[int]:
 
 
 def safe(text: str) -> str:
-    """A user's text for a figure: no mathematics, no glyph that the font lacks, no leading underscore (which hides a label)."""
+    """A user's text for a figure: no mathematics, no glyph that the font lacks, no leading underscore (it hides a label)."""
     drawable = "".join(c if ord(c) in _glyphs() else "□" for c in text).replace("$", r"\$")
     return f" {drawable}" if drawable.startswith("_") else drawable
 

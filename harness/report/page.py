@@ -1,6 +1,5 @@
 """What the page says, section by section, as blocks that HTML and Markdown both show: paragraphs, tables, pictures."""
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from harness.report.tables import (
     LEDGER,
     Findings,
     deviations,
+    fewest_seeds,
     flat,
     planned_scores,
     runs_table,
@@ -179,7 +179,9 @@ def _glance(found: Findings) -> Table | None:
         [Cell(variant), *(_verdict_cell(cells[variant, task], difference=True) for task in document["tasks"])]
         for variant in variants_of(document)[1:]
     ]
-    caption = f"Each variant against the baseline {document['baseline']}, with the difference in {score_phrase(document)}."
+    caption = (
+        f"Each variant against the baseline {document['baseline']}, with the difference in {score_phrase(document)}."
+    )
     return Table(["variant", *document["tasks"]], rows, caption)
 
 
@@ -199,9 +201,10 @@ def _compared(found: Findings) -> list[Block]:
     ]
     blocks: list[Block] = [
         Text(
-            f"{counted(len(variants_of(document)), 'variant')} of one model, which differ in {listed(document['axes'])} and in "
-            f"nothing else, each trained with {counted(len(seeds), 'seed')} ({ranges(seeds)}) on "
-            f"{counted(len(document['tasks']), 'task')}: {counted(len(document['runs']), 'run')}, budget “{document['budget']}”."
+            f"{counted(len(variants_of(document)), 'variant')} of one model, which differ in "
+            f"{listed(document['axes'])} and in nothing else, each trained with "
+            f"{counted(len(seeds), 'seed')} ({ranges(seeds)}) on {counted(len(document['tasks']), 'task')}: "
+            f"{counted(len(document['runs']), 'run')}, budget “{document['budget']}”."
         ),
         Items([*trained, _task_note(document)]),
         _differences_table(document),
@@ -228,7 +231,9 @@ def _differences_table(document: dict[str, Any]) -> Table:
         is_base = name == document["baseline"]
         fields = on_axes if is_base else document["differences"].get(name, {})
         label = f"{name} (baseline)" if is_base else name
-        rows.append([Cell(label), Cell(", ".join(f"{field} = {plain(value)}" for field, value in fields.items()) or ABSENT)])
+        rows.append(
+            [Cell(label), Cell(", ".join(f"{field} = {plain(value)}" for field, value in fields.items()) or ABSENT)]
+        )
     caption = "Fields that are not named here are the same for all (see Method)."
     return Table(["variant", "fields of its specification that differ"], rows, caption)
 
@@ -239,7 +244,9 @@ def _within(field: str, axis: str) -> bool:
 
 def _accuracy(found: Findings, images: dict[str, Image]) -> list[Block]:
     blocks: list[Block] = [images["accuracy_by_length"]] if "accuracy_by_length" in images else []
-    return blocks + [_length_table(found, task) for task in found.document["tasks"] if task in set(found.lengths["task"])]
+    return blocks + [
+        _length_table(found, task) for task in found.document["tasks"] if task in set(found.lengths["task"])
+    ]
 
 
 def _length_table(found: Findings, task: str) -> Table:
@@ -254,7 +261,9 @@ def _length_table(found: Findings, task: str) -> Table:
     ]
     trained = set(own.loc[own["split"] == "train", "length"])
     heads = [f"{length}{'*' if length in trained else ''}" for length in lengths]
-    caption = f"Mean {metric_name(found.document['score'])} over seeds. *: a training length. ×: unsupported, counts as 0."
+    caption = (
+        f"Mean {metric_name(found.document['score'])} over seeds. *: a training length. ×: unsupported, counts as 0."
+    )
     return Table(["variant", *heads], rows, caption, folded=f"{task}: the numbers, length by length")
 
 
@@ -270,23 +279,33 @@ def _verdicts(found: Findings, images: dict[str, Image]) -> list[Block]:
     costs = _unequal_costs(found)
     for task in found.document["tasks"]:
         rows = found.verdicts[found.verdicts["task"] == task].to_dict("records")
-        blocks.append(_verdict_table(found, task, rows, costs))
+        blocks.append(_verdict_table(found, task, rows))
+        blocks += _verdict_notes(rows, costs)
     blocks.append(Items(_how_to_read(found)))
     return blocks + [images[name] for name in ("differences", "scores") if name in images]
 
 
-def _verdict_table(found: Findings, task: str, rows: list[dict[Any, Any]], costs: dict[tuple[str, str], str]) -> Table:
+def _verdict_table(found: Findings, task: str, rows: list[dict[Any, Any]]) -> Table:
     columns = [
-        task, "verdict", "score", "baseline", "difference", "95 % interval", "corrected p", "effect size g", "pairs",
-        "passed gate", "score of those", "seeds needed", "notes",
+        f"on {task}", "verdict", "score", "baseline", "difference", "95 % interval", "corrected p", "effect size g",
+        "pairs", "passed gate", "score of those", "seeds needed",
     ]  # fmt: skip
-    return Table(columns, [_verdict_row(found, row, costs) for row in rows])
+    return Table(columns, [_verdict_row(found, row) for row in rows])
 
 
-def _verdict_row(found: Findings, row: dict[Any, Any], costs: dict[tuple[str, str], str]) -> list[Cell]:
+def _verdict_notes(rows: list[dict[Any, Any]], costs: dict[tuple[str, str], str]) -> list[Block]:
+    """What qualifies a row: ties and what they leave open, and unequal costs."""
+    items = []
+    for row in rows:
+        notes = [row["note"] if is_known(row["note"]) else "", costs.get((row["variant"], row["task"]), "")]
+        if any(notes):
+            items.append(f"{row['variant']}: {' '.join(note for note in notes if note)}")
+    return [Items(items)] if items else []
+
+
+def _verdict_row(found: Findings, row: dict[Any, Any]) -> list[Cell]:
     is_base = row["variant"] == found.document["baseline"]
     open_ = row["verdict"] == "undecided" and is_known(row["seeds_needed"])
-    notes = [row["note"] if is_known(row["note"]) else "", costs.get((row["variant"], row["task"]), "")]
     return [
         Cell(f"{row['variant']} (baseline)" if is_base else row["variant"]),
         Cell(ABSENT) if is_base else _verdict_cell(row),
@@ -300,7 +319,6 @@ def _verdict_row(found: Findings, row: dict[Any, Any], costs: dict[tuple[str, st
         Cell(f"{row['gate_passed']} of {row['gate_of']}", "marked" if row["gate_passed"] < row["gate_of"] else ""),
         Cell(decimal(row["gated_score"])),
         Cell(_needed(row["seeds_needed"]) if open_ else ABSENT),
-        Cell(" ".join(note for note in notes if note)),
     ]
 
 
@@ -309,12 +327,16 @@ def _needed(seeds: Any) -> str:
 
 
 def _unequal_costs(found: Findings) -> dict[tuple[str, str], str]:
-    """What a reader must know of each variant's cost beside its score; wall time is left to the ledger, where it is noisy."""
-    bases = {row["task"]: row for row in found.ledger.to_dict("records") if row["variant"] == found.document["baseline"]}
+    """What a reader must know of each variant's cost beside its score; wall time, which is noisy, stays in the ledger."""
+    bases = {
+        row["task"]: row for row in found.ledger.to_dict("records") if row["variant"] == found.document["baseline"]
+    }
     notes = {}
     for row in found.ledger.to_dict("records"):
         changes = deviations(row, bases[row["task"]])
-        parts = [f"{LABELS[name]} {changes[name]}" for name in ("parameters", "flops", "tokens", "steps") if name in changes]
+        parts = [
+            f"{LABELS[name]} {changes[name]}" for name in ("parameters", "flops", "tokens", "steps") if name in changes
+        ]
         if parts:
             notes[row["variant"], row["task"]] = f"Unequal cost: {', '.join(parts)}."
     return notes
@@ -324,14 +346,17 @@ def _how_to_read(found: Findings) -> list[str]:
     document = found.document
     gate, margin = decimal(document["gate"], 2), f"{document['margin']:g}"
     return [
-        "score, baseline: mean primary score over the pairs; a pair is a seed that has a score in both arms. The baseline's own row "
-        "is over all its seeds. difference is variant minus baseline, with its 95 % interval.",
-        "▲ better, ▼ worse: the difference is significant after correction for all comparisons of the study, however small it is.",
+        "score, baseline: mean primary score over the pairs; a pair is a seed that has a score in both "
+        "arms. The baseline's own row is over all its seeds. difference is variant minus baseline, with "
+        "its 95 % interval.",
+        "▲ better, ▼ worse: the difference is significant after correction for all comparisons of the "
+        "study, however small it is.",
         f"= equivalent: shown to lie within ±{margin}, which this study declared not to matter.",
-        "? undecided: neither a difference nor its absence is shown. It does not mean “equal”. seeds needed: how many seeds would "
-        "probably decide it if mean and spread stay as they are.",
-        f"passed gate: runs that learned their training lengths (exact match ≥ {gate}), of all that ended; score of those: their mean "
-        "alone. A variant that misses the gate has not learned the task, so its score says nothing about longer sequences.",
+        "? undecided: neither a difference nor its absence is shown. It does not mean “equal”. seeds "
+        "needed: how many seeds would probably decide it if mean and spread stay as they are.",
+        f"passed gate: runs that learned their training lengths (exact match ≥ {gate}), of all that ended; "
+        "score of those: their mean alone. A variant that misses the gate has not learned the task, so its "
+        "score says nothing about longer sequences.",
     ]
 
 
@@ -356,7 +381,15 @@ def _speed_table(found: Findings) -> Table:
         ]
         for row in found.speed.to_dict("records")
     ]
-    columns = ["task", "variant", "reached", "median steps", "fastest seed", "slowest seed", "scores tie with the baseline"]
+    columns = [
+        "task",
+        "variant",
+        "reached",
+        "median steps",
+        "fastest seed",
+        "slowest seed",
+        "scores tie with the baseline",
+    ]
     return Table(columns, rows, "Training steps to the threshold, over the seeds that reached it.")
 
 
@@ -367,17 +400,25 @@ def _failures(found: Findings) -> list[Block]:
         blocks.append(Text(f"None: all {counted(total, 'run')} finished."))
     else:
         rows = [
-            [Cell(STATUSES.get(r["status"], r["status"])), Cell(r["cause"] or ABSENT), Cell(str(r["count"])), Cell(r["which"])]
+            [
+                Cell(STATUSES.get(r["status"], r["status"])),
+                Cell(r["cause"] or ABSENT),
+                Cell(str(r["count"])),
+                Cell(r["which"]),
+            ]
             for r in failed.to_dict("records")
         ]
         caption = (
-            f"Of {counted(total, 'planned run')}. A run that diverged scores 0; one that failed or ran out of memory has no score and "
-            "leaves its pair out."
+            f"Of {counted(total, 'planned run')}. A run that diverged scores 0; one that failed or ran out "
+            "of memory has no score and leaves its pair out."
         )
         blocks.append(Table(["outcome", "cause", "runs", "which"], rows, caption))
     for row in found.unsupported.to_dict("records"):
         blocks.append(
-            Text(f"Unsupported lengths: {row['variant']} cannot take {row['task']} at lengths {row['lengths']}; these score 0.")
+            Text(
+                f"Unsupported lengths: {row['variant']} cannot take {row['task']} at lengths "
+                f"{row['lengths']}; these score 0."
+            )
         )
     return blocks
 
@@ -403,8 +444,9 @@ def _ledger(found: Findings) -> list[Block]:
         )
     columns = ["task", "variant", "runs", *(LABELS[name] for name in LEDGER), "attention kernel", "why", "device"]
     caption = (
-        "Medians over finished runs. ≠ marks what is more than 5 % off the baseline, with the difference. Wall time is that of training "
-        "and depends on what else the machine did; FLOPs are counted, attention in full."
+        "Medians over finished runs. ≠ marks what is more than 5 % off the baseline, with the difference. "
+        "Wall time is that of training and depends on what else the machine did; FLOPs are counted, "
+        "attention in full."
     )
     return [Table(columns, rows, caption)]
 
@@ -417,7 +459,7 @@ def _cost_cell(name: str, value: Any, change: str) -> Cell:
         "peak_memory_bytes": lambda: f"{value / 2**20:.0f} MiB",
     }.get(name, lambda: quantity(value))
     text = shown() if is_known(value) else ABSENT
-    return Cell(f"{text} ≠ {change}", "marked") if change else Cell(text)
+    return Cell(f"{text} (≠ {change})", "marked") if change else Cell(text)
 
 
 def _method(found: Findings) -> list[Block]:
@@ -427,35 +469,42 @@ def _method(found: Findings) -> list[Block]:
 def _method_items(found: Findings) -> list[str]:
     document = found.document
     comparisons = max(1, len(found.compared))
-    fewest = 1 + math.ceil(math.log2(comparisons / 0.05))
+    fewest = fewest_seeds(comparisons)
     gate = decimal(document["gate"], 2)
     return [
-        "Pairing. A seed fixes the training data, their order and the initial value of every parameter that variants share. Each variant "
-        f"is trained with the same seeds as the baseline {document['baseline']}, and differences are taken seed by seed.",
-        f"Score. {metric_name(document['score'])}: {MEANINGS.get(document['score'], 'as named')}; measured on fresh sequences that have "
-        "their own random stream, with the right answer fed back (teacher forcing). For exact match that equals greedy decoding"
-        f"{_greedy(found)}. The estimand is the mean over all seeds, not over the good ones.",
-        "Test. p is the larger of two: the paired t test and the exact sign-flip test on the seeds' differences; differences without any "
-        f"spread never count as significant. Holm's correction covers all {counted(comparisons, 'comparison')} of the study (every "
-        f"variant on every task), at a family-wise error rate of 5 %. With so many comparisons no difference can be significant below "
+        "Pairing. A seed fixes the training data, their order and the initial value of every parameter "
+        "that variants share. Each variant is trained with the same seeds as the baseline "
+        f"{document['baseline']}, and differences are taken seed by seed.",
+        f"Score. {metric_name(document['score'])}: {MEANINGS.get(document['score'], 'as named')}; measured "
+        "on fresh sequences that have their own random stream, with the right answer fed back (teacher "
+        f"forcing). For exact match that equals greedy decoding{_greedy(found)}. The estimand is the mean "
+        "over all seeds, not over the good ones.",
+        "Test. p is the larger of two: the paired t test and the exact sign-flip test on the seeds' "
+        "differences; differences without any spread never count as significant. Holm's correction covers "
+        f"all {counted(comparisons, 'comparison')} of the study (every variant on every task), at a "
+        "family-wise error rate of 5 %. With so many comparisons no difference can be significant below "
         f"{fewest} seeds.",
-        "Interval. The 95 % t interval of the mean paired difference, for one comparison alone, uncorrected. Effect size: Hedges' g of the "
-        "paired differences (mean over standard deviation, corrected for few seeds).",
-        f"Equivalence. Two one-sided tests (TOST) at 5 % within ±{document['margin']:g}. Where at least half of the pairs tie at an end of "
-        "the scale, the spread says nothing about rare failures; then the claim rests on the Clopper–Pearson bound on the share of seeds "
-        "that may still differ, which the notes state: bounding it by 10 % takes 29 tied seeds and none that is not.",
-        f"Gate. A run has learned its task if its exact match over the training lengths is at least {gate}. Verdicts use all seeds, "
-        "passed or not.",
-        "Failures are results. A run whose loss is no longer finite has diverged and scores 0. A length that a variant cannot take scores "
-        "0 and is marked unsupported.",
-        "Training data are fresh at every step unless the specification below says otherwise; lengths with so few sequences that training "
-        "saw them all are marked in the figures.",
+        "Interval. The 95 % t interval of the mean paired difference, for one comparison alone, "
+        "uncorrected. Effect size: Hedges' g of the paired differences (mean over standard deviation, "
+        "corrected for few seeds).",
+        f"Equivalence. Two one-sided tests (TOST) at 5 % within ±{document['margin']:g}. Where at least "
+        "half of the pairs tie at an end of the scale, the spread says nothing about rare failures; then "
+        "the claim rests on the Clopper–Pearson bound on the share of seeds that may still differ, which "
+        "the notes state: bounding it by 10 % takes 29 tied seeds and none that is not.",
+        f"Gate. A run has learned its task if its exact match over the training lengths is at least {gate}. "
+        "Verdicts use all seeds, passed or not.",
+        "Failures are results. A run whose loss is no longer finite has diverged and scores 0. A length "
+        "that a variant cannot take scores 0 and is marked unsupported.",
+        "Training data are fresh at every step unless the specification below says otherwise; lengths with "
+        "so few sequences that training saw them all are marked in the figures.",
     ]
 
 
 def _greedy(found: Findings) -> str:
     runs = found.data.runs
-    values = runs["eval/greedy_agreement"].dropna() if "eval/greedy_agreement" in runs.columns else pd.Series(dtype=float)
+    values = (
+        runs["eval/greedy_agreement"].dropna() if "eval/greedy_agreement" in runs.columns else pd.Series(dtype=float)
+    )
     if values.empty:
         return ""
     agree = int((values == 1).sum())
@@ -475,7 +524,9 @@ def _spec_tables(document: dict[str, Any]) -> list[Block]:
 
 
 def _field_table(fields: dict[str, Any], folded: str) -> Table:
-    return Table(["field", "value"], [[Cell(name), Cell(plain(value))] for name, value in fields.items()], folded=folded)
+    return Table(
+        ["field", "value"], [[Cell(name), Cell(plain(value))] for name, value in fields.items()], folded=folded
+    )
 
 
 def _provenance(found: Findings, now: datetime) -> list[Block]:
@@ -490,8 +541,9 @@ def _provenance(found: Findings, now: datetime) -> list[Block]:
     }
     rows = [[Cell(name), Cell(plain(value) if is_known(value) else "unknown")] for name, value in facts.items()]
     files = (
-        "Beside this page: runs.csv (a row a run, with fingerprint and MLflow run id), scores.csv (every score, full precision), "
-        "comparison.csv (a row a comparison), tables/ (this page's tables, unrounded), figures/ (PNG, and SVG with text as text)."
+        "Beside this page: runs.csv (a row a run, with fingerprint and MLflow run id), scores.csv (every "
+        "score, full precision), comparison.csv (a row a comparison), tables/ (this page's tables, "
+        "unrounded), figures/ (PNG, and SVG with text as text)."
     )
     return [Table(["", ""], rows), Text(files)]
 
@@ -511,4 +563,3 @@ def _runs(found: Findings) -> Table:
     ]
     columns = ["task", "variant", "seed", "outcome", "score", "in distribution", "fingerprint", "MLflow run id"]
     return Table(columns, rows, folded=f"{counted(len(rows), 'run')}, with fingerprints and MLflow run ids")
-

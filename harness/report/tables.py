@@ -67,7 +67,7 @@ def runs_table(data: "StudyData") -> pd.DataFrame:
 
 
 def scores_table(data: "StudyData") -> pd.DataFrame:
-    """scores.csv: DESIGN.md's columns, then `mark` and `split`, without which a 0 for an unsupported length misleads."""
+    """scores.csv: DESIGN.md's columns, then `mark` and `split`: without them an unsupported length's 0 misleads."""
     rest = [column for column in ("mark", "split") if column in data.scores.columns]
     scores = data.scores.reindex(columns=[*SCORES, *rest])
     return in_order(scores, data.document, "seed", "metric", "length")
@@ -76,8 +76,8 @@ def scores_table(data: "StudyData") -> pd.DataFrame:
 def verdicts(data: "StudyData", compared: pd.DataFrame) -> pd.DataFrame:
     """A row a task and variant, the baseline's first: means, difference, verdict, gate, what the verdict leaves open.
 
-    `score` and `baseline_score` are means over the pairs, so that `difference` is their difference; the baseline's own row
-    is over all its seeds.
+    `score` and `baseline_score` are means over the pairs, so that `difference` is their difference; the baseline's own
+    row is over all its seeds.
     """
     document = data.document
     scores = planned_scores(data).merge(_gate_passed(data), on=RUN, how="left")
@@ -196,14 +196,12 @@ def learning_speed(data: "StudyData") -> pd.DataFrame:
         return pd.DataFrame(columns=["task", "variant", "reached", "runs", "median", "fastest", "slowest"])
     ended = data.runs[~data.runs["status"].isin(PENDING)]
     groups = ended.assign(steps_needed=ended[column].astype("float64")).groupby(["task", "variant"], sort=False)
-    table = groups["steps_needed"].agg(
-        reached="count", runs="size", median="median", fastest="min", slowest="max"
-    )
+    table = groups["steps_needed"].agg(reached="count", runs="size", median="median", fastest="min", slowest="max")
     return in_order(table.reset_index(), data.document)
 
 
 def ledger(data: "StudyData") -> pd.DataFrame:
-    """What each cell cost, over runs that trained to the end: medians, and in `unequal` what is over 5 % off the baseline."""
+    """What each cell cost, medians over finished runs; `unequal` is what is over 5 % off the baseline."""
     runs = data.runs[data.runs["status"] == "finished"]
     rows = []
     for task in data.document["tasks"]:
@@ -273,6 +271,11 @@ def missed_gate(data: "StudyData") -> int:
     finished = data.runs[data.runs["status"] == "finished"]
     passed = _gate_passed(data).merge(finished[RUN], on=RUN)["passed"]
     return int((passed == 0).sum())
+
+
+def fewest_seeds(comparisons: int, alpha: float = 0.05) -> int:
+    """The fewest seeds at which a difference can be significant: 2 / 2^n is the smallest sign-flip p, Holm multiplies."""
+    return 1 + math.ceil(math.log2(max(1, comparisons) / alpha))
 
 
 def outcome_counts(data: "StudyData") -> dict[str, int]:

@@ -1,8 +1,9 @@
-"""The mirror of every run in MLflow. The disk is the queue: what a store has not received is still there, to be sent later.
+"""The mirror of every run in MLflow. The disk is the queue: what a store has not received still lies there.
 
-`store` is the project's only import of mlflow, made when a store is first opened and not before; the other modules know
-files and plain data. A package instead of the one file that DESIGN.md draws, because what MLflow needs, what we say about
-a run, what has been received, and when to send it are four things.
+`store` is the project's only import of mlflow, made when a store is first opened; the other modules know files and
+plain data. A package instead of the one file that DESIGN.md draws, because what MLflow takes (`store`), what we say
+about a run (`content`), what lies on disk (`disk`), what has been received (`received`), how the rest is sent
+(`delivery`) and when (`mirror`) are things to be read one at a time.
 """
 
 from harness.tracking.entities import StoreError

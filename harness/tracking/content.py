@@ -24,7 +24,10 @@ class Value(NamedTuple):
 
 
 def parameters(document: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Every field of a spec by its dotted path; a level is its kind, its fields follow: `model.position`, `model.position.base`."""
+    """Every field of a spec by its dotted path.
+
+    The value of a level is its kind, and its own fields follow: `model.position`, `model.position.base`.
+    """
     rows: dict[str, str] = {}
     for name, value in document.items():
         path = f"{prefix}{name}"
@@ -148,8 +151,8 @@ def run_text(study: Mapping[str, Any], label: Label, record: RunRecord | None) -
             f"{_number(record.final.get('eval/extrapolation'))} beyond them."
         )
     lines.append(
-        "*Model metrics*: curves, the attention maps by training step (image grid, slider), and `eval/…_by_length`, "
-        "where the step axis is the sequence length."
+        "Under *Model metrics*: `attention/maps` by training step (enlarge the card, then move the slider), curves, "
+        "and `eval/…_by_length`, where the step axis is the sequence length."
     )
     return "\n\n".join(lines)
 

@@ -1,9 +1,9 @@
 """Sends to a store what it lacks of a study. A crash at any moment loses nothing and doubles nothing.
 
-What was sent is noted only after the store confirmed it, so nothing is skipped. Sending again changes nothing: metrics keep
-the time of their origin, artifacts their name. And a run is looked for by its tags before it is created; should a slow
-server create one twice, one is removed at the next comparison. Images are named by us, in MLflow's own pattern, instead of
-by `MlflowClient.log_image`: its names are random, so that an image sent again would be there twice.
+What was sent is noted only after the store confirmed it, so nothing is skipped. Sending again changes nothing: metrics
+keep the time of their origin, artifacts their name. And a run is looked for by its tags before it is created; should a
+slow server create one twice, one is removed at the next comparison. Images are named by us, in MLflow's own pattern,
+and not by `MlflowClient.log_image`: its names are random, so that an image sent again would be there twice.
 """
 
 import platform
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 POINTS = 1000  # metrics in a call
 LARGEST_LOG = 1_000_000  # bytes of run.log; a longer one stays on disk
+IMAGE_KEY = "attention~maps"  # MLflow reads ~ as /, and shows the section `attention` above all others
 RUN_FILES = ("spec.json", "record.json", "run.log")
 
 
@@ -131,18 +132,21 @@ class Delivery:
     def _is_ours(self, run: StoredRun) -> bool:
         return run.tags.get("origin") == self.origin
 
-    def _claim(self, received: Received | None, began: int, identity: dict[str, str]) -> Received | None:
+    def _claim(self, received: Received | None, identity: dict[str, str], began: int | None = None) -> Received | None:
         """The state of the run with these tags in the store: as noted, or found there; None if there is none.
 
-        What else the store has under these tags is removed: an earlier attempt, or a creation that came too late.
+        What else the store has under these tags is removed: another attempt than the one that began then, or a creation
+        that came too late.
         """
         if received is not None and received.run_id not in self._stored:
             received = None  # deleted, or the store is a new one
         for run in list(self._stored.values()):
             if not self._is_ours(run) or any(run.tags.get(key) != value for key, value in identity.items()):
                 continue
-            if received is None and run.tags.get("began") == str(began):
-                received = Received(experiment_id=self.experiment, run_id=run.run_id, began=began, status=run.status)
+            if received is None and began in (None, run.started):
+                received = Received(
+                    experiment_id=self.experiment, run_id=run.run_id, began=run.started, status=run.status
+                )
             if received is None or run.run_id != received.run_id:
                 self._remove(run.run_id)
         return received
@@ -151,10 +155,10 @@ class Delivery:
         self.store.remove(run_id)
         self._stored.pop(run_id, None)
 
-    def _create(self, name: str, tags: dict[str, str], began: int, started: int) -> Received:
-        tags = {**{key: value for key, value in tags.items() if value}, "origin": self.origin, "began": str(began)}
-        run_id = self.store.create(self.experiment, name, tags, started)
-        self._stored[run_id] = StoredRun(run_id, "RUNNING", started, tags)
+    def _create(self, name: str, tags: dict[str, str], began: int) -> Received:
+        tags = {**{key: value for key, value in tags.items() if value}, "origin": self.origin}
+        run_id = self.store.create(self.experiment, name, tags, began)
+        self._stored[run_id] = StoredRun(run_id, "RUNNING", began, tags)
         return Received(experiment_id=self.experiment, run_id=run_id, began=began)
 
     # A run
@@ -190,13 +194,12 @@ class Delivery:
             if noted.run_id in self._stored:
                 self._remove(noted.run_id)
             noted = None
-        identity = {"kind": "run", "fingerprint": run.fingerprint}
-        received = self._claim(noted, began, identity)
+        received = self._claim(noted, {"kind": "run", "fingerprint": run.fingerprint}, began)
         if received is None:
             parent = self._parent(study, mirror.label.budget)
             tags = run_tags(study.document or {}, mirror.label, run.fingerprint, run.spec)
             note = run_text(study.document or {}, mirror.label, None)
-            received = self._create(mirror.label.name, {**tags, PARENT: parent.run_id, NOTE: note}, began, began)
+            received = self._create(mirror.label.name, {**tags, PARENT: parent.run_id, NOTE: note}, began)
         mirror.stores[self.key] = received
         if received is not noted or last != self.key:
             ledger.write(run.path, mirror)
@@ -252,11 +255,14 @@ class Delivery:
     def _parent(self, study: StudyFolder, budget: str) -> Received:
         """What the store has of a budget's parent run, which is created there if need be."""
         noted = study.mirror.stores.setdefault(self.key, {}).get(budget)
-        received = self._claim(noted, 0, {"kind": "study", "budget": budget})
+        received = self._claim(noted, {"kind": "study", "budget": budget})
         if received is None:
             document = study.document or {}
             tags = {"study": document["study"], "kind": "study", "budget": budget}
-            received = self._create(f"{document['study']} · {budget}", tags, 0, study.planned)
+            received = self._create(f"{document['study']} · {budget}", tags, study.planned)
+            if budget != study.budget:  # of an earlier plan; it takes its children in and moves no more
+                self.store.close(received.run_id, "FINISHED", study.planned)
+                received.status = "FINISHED"
         if received is not noted:
             study.mirror.stores[self.key][budget] = received
             study.mirror.stores[self.key] = study.mirror.stores.pop(self.key)
@@ -273,8 +279,8 @@ class Delivery:
             self.store.describe(self.experiment, texts[NOTE])
             received.texts = texts
             ledger.write(study.path, study.mirror)
-        if changed := [name for name in files if received.files.get(name) != files[name]]:
-            self._upload_study_files(study, received, changed)
+        if received.files != files:
+            self._upload(study, received.run_id, [name for name in files if received.files.get(name) != files[name]])
             received.files = files
             ledger.write(study.path, study.mirror)
         if received.status != status:
@@ -285,13 +291,13 @@ class Delivery:
             received.status = status
             ledger.write(study.path, study.mirror)
 
-    def _upload_study_files(self, study: StudyFolder, received: Received, names: list[str]) -> None:
+    def _upload(self, study: StudyFolder, run_id: str, names: list[str]) -> None:
         with TemporaryDirectory(prefix="harness-") as staged:
             for name in names:
                 target = Path(staged) / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(study.path / name, target)
-            self.store.upload(received.run_id, Path(staged))
+            self.store.upload(run_id, Path(staged))
 
 
 def _points(line: dict[str, float]) -> Iterator[Point]:
@@ -311,7 +317,7 @@ def _stage_image(staged: Path, attention: Path, step: int, run: RunFolder, label
     folder = staged / "images"
     folder.mkdir(exist_ok=True)
     identity = uuid5(NAMESPACE_OID, f"{run.fingerprint} {step}")
-    name = folder / f"attention+step+{step}+timestamp+{run.began}+{identity}"
+    name = folder / f"{IMAGE_KEY}+step+{step}+timestamp+{run.began}+{identity}"
     draw(*content, title=f"{label.name} · step {step}").save(f"{name}.png")
     # MLflow's grids show the "compressed" copy. A smaller one would cost more to make and could not be read.
     shutil.copyfile(f"{name}.png", f"{name}+compressed.png")

@@ -187,7 +187,7 @@ class StudyFolder:
 
 
 def read_attention(path: Path) -> tuple[NDArray[np.floating], list[str]] | None:
-    """Weights `(layers, heads, T, T)` and token names of an attention map; a corrupt file is set aside with a notice."""
+    """Weights `(layers, heads, T, T)` and token names of an attention map; a corrupt file is set aside."""
     try:
         with np.load(path) as arrays:
             return arrays["weights"], [str(label) for label in arrays["labels"]]

@@ -9,6 +9,7 @@ from harness.tracking.disk import StudyFolder
 from harness.tracking.received import Received, run_ids
 from harness.tracking.uri import store_key
 
+METRIC = "train/loss"  # every run has it
 _WORKFLOW = "workflowType=machine_learning"
 
 
@@ -67,11 +68,13 @@ def _links(server: str, study: dict[str, Any], parent: Received, ids: dict[str, 
         Link("all runs as a table", runs_link(server, experiment)),
     ]
     for task in study["tasks"]:
-        search = f"tags.task = '{task}' and tags.budget = '{budget}'"
-        links.append(Link(f"all curves on {task}", chart_link(server, experiment, "train/loss", search)))
-    for task in study["tasks"]:
+        seed = study["seeds"][0]
+        search = f"tags.task = '{task}' and tags.seed = '{seed}' and tags.budget = '{budget}'"
+        links.append(
+            Link(f"{task}: curves of all variants, seed {seed}", chart_link(server, experiment, METRIC, search))
+        )
         if len(chosen := _one_seed(study, task, ids)) > 1:
-            text = f"the variants on {task} side by side, seed {study['seeds'][0]}"
+            text = f"{task}: all variants side by side, seed {seed}"
             links.append(Link(text, compare_link(server, experiment, chosen)))
     first = next((ids[run["fingerprint"]] for run in study["runs"] if run["fingerprint"] in ids), None)
     if first:

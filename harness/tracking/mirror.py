@@ -25,8 +25,8 @@ logger = logging.getLogger("harness")
 class Mirror:
     """One study's mirror in one store.
 
-    `deliver` may be called at any time and after any crash. `start` lets a thread do it every few seconds, and makes the
-    study live until `close`: its runs that move are RUNNING. Unfinished runs of a study that nobody runs are KILLED.
+    `deliver` may be called at any time and after any crash. `start` lets a thread do it every few seconds, and makes
+    the study live until `close`: its runs that move are RUNNING. Those of a study that nobody runs are KILLED.
     """
 
     def __init__(self, uri: str, study_folder: Path) -> None:
@@ -40,8 +40,10 @@ class Mirror:
         self._ever_failed = False
 
     def prepare(self) -> None:
-        """Check the URI. The store itself is opened, and if need be created under a lock, by the first delivery: MLflow's
-        import and migration take seconds, which the workers need not wait for.
+        """Check the URI, and nothing more.
+
+        The store is opened, and if need be created under a lock, by the first delivery: MLflow's import and migration
+        take seconds, which the workers need not wait for.
 
         Raises:
             UserError: a malformed URI, or a place that cannot be written.
@@ -60,7 +62,7 @@ class Mirror:
         )
 
     def deliver(self) -> int:
-        """Bring to the store all that it lacks, whatever was noted before; the number of runs for which something was sent.
+        """Bring to the store all that it lacks; the number of runs of which something was sent.
 
         Raises:
             StoreError: the store cannot be reached or refuses; what it has is noted, the rest comes next time.

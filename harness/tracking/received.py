@@ -55,7 +55,7 @@ class Received(BaseModel):
 
 
 class RunMirror(BaseModel):
-    """`runs/<fingerprint>/mirror.json`: the run's label, and what each store has of it, the store used last at the end."""
+    """`runs/<fingerprint>/mirror.json`: the run's label, and what each store has of it, last the one used last."""
 
     model_config = ConfigDict(extra="forbid")
     label: Label
@@ -63,7 +63,7 @@ class RunMirror(BaseModel):
 
 
 class StudyMirror(BaseModel):
-    """`<study>/mirror.json`: what each store has of the parent run of each budget, the store used last at the end."""
+    """`<study>/mirror.json`: what each store has of the parent run of each budget."""
 
     model_config = ConfigDict(extra="forbid")
     stores: dict[str, dict[str, Received]] = {}

@@ -1,7 +1,7 @@
 """One tracking store through MLflow's client: the only import of mlflow in the project.
 
-The import costs one to three seconds of CPU and a schema migration one more, so this module is imported when a store is
-first opened. What MLflow raises becomes `StoreError`, which says whether the store cannot be reached or refuses the data.
+The import costs two to three seconds of CPU and a schema migration one more, so this module is imported when a store is
+first opened. What MLflow raises becomes `StoreError`, which says whether the store does not answer or refuses the data.
 """
 
 import logging
@@ -50,9 +50,10 @@ class Store:
     def __init__(self, uri: str, results: Path) -> None:
         check(uri)
         self._artifacts = artifact_root(uri, results)
+        file = database_file(uri)
         with _explained(uri), store_lock(uri):
-            if database_file(uri):
-                SqlAlchemyStore(uri, str(self._artifacts))  # creates the file and its tables where they are missing
+            if file and not (file.exists() and file.stat().st_size):
+                _create_database(file, str(self._artifacts))
             self._client = MlflowClient(uri)
 
     def experiment(self, name: str) -> str:
@@ -139,6 +140,15 @@ class Store:
         """Delete a run (MLflow keeps it restorable)."""
         with _explained(f"run {run_id}"):
             self._client.delete_run(run_id)
+
+
+def _create_database(file: Path, artifacts: str) -> None:
+    """Make an sqlite store in one step: a migration that is killed half-way leaves a file that can never be used."""
+    partial = file.with_name(f".{file.name}.partial")
+    partial.unlink(missing_ok=True)
+    made = SqlAlchemyStore(f"sqlite:///{partial}", artifacts)
+    made.engine.dispose()
+    os.replace(partial, file)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def artifact_root(uri: str, results: Path) -> Path | None:
 
 
 def store_key(uri: str, study_folder: Path) -> str:
-    """The name of a store in `mirror.json`: relative for files, so that a results folder moved as a whole stays mirrored."""
+    """The name of a store in `mirror.json`: relative for files, so that a results folder may be moved as a whole."""
     file = database_file(uri)
     return f"{SQLITE}{os.path.relpath(file.resolve(), study_folder.resolve())}" if file else uri.rstrip("/")
 

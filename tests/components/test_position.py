@@ -357,7 +357,8 @@ def bucket_of_the_paper(distance: int, num_buckets: int, max_distance: int, *, c
     if distance < single:
         return ahead + distance
     shared = num_buckets - single
-    # floor(shared · log(distance/single) / log(max/single)) is the largest k with (max/single)^k ≤ (distance/single)^shared
+    # floor(shared · log(distance/single) / log(max/single)) is the largest k with
+    # (max/single)^k ≤ (distance/single)^shared
     reached, whole = Fraction(distance, single) ** shared, Fraction(max_distance, single)
     step = max(k for k in range(shared + 1) if whole**k <= reached)
     return ahead + min(single + step, num_buckets - 1)
