@@ -48,7 +48,7 @@ lint: $(VENV)/installed
 
 # Our side runs in .venv; the peer is started with the interpreter that sees x-transformers.
 bench: $(BENCH)/installed
-	$(python) -m bench --peer $(BENCH)/bin/python $(ARGS)
+	$(python) tests/bench/bench.py --peer $(BENCH)/bin/python $(ARGS)
 
 # The file is touched last, so an interrupted installation is taken up again. The candidates are run, not only looked for:
 # pyenv answers for versions that are not active. Debian has venv in a package of its own.

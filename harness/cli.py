@@ -1,4 +1,4 @@
-"""The command line. With `progress` the only module that talks to a terminal; commands import lazily.
+"""The command line: arguments in, an answer or one sentence out; what commands do is in `commands`.
 
 What a command was asked for goes to stdout, as a table or with `--json` as one JSON document and nothing else;
 progress, notices and errors go to stderr. (DESIGN.md sends tables to stderr, which is kept for those of a running
@@ -9,59 +9,53 @@ argparse instead of typer: a usage error is one sentence of ours, and `--help` c
 """
 
 import argparse
-import gc
 import json
 import math
 import os
-import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
+from harness import commands
+from harness.commands import Answer
 from harness.schema import UserError, nearest
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from harness.conduct import Outcome
-    from harness.results import StudyData
-
-DONE, INCOMPLETE, REFUSED, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 70, 130, 141
+REFUSED, BUG, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141
 
 EPILOG = """exit codes: 0 done; 1 the study finished with failed runs (doctor: something does not work; sync: something
 could not be delivered); 2 a mistake in the request, said in one sentence; 130 interrupted, state saved; 70 a bug."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a command has to say: as data for `--json`, and a way to show it to people."""
-
-    document: dict[str, Any]
-    show: Callable[[], None]
-    exit_code: int = DONE
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    as_json = "--json" in given
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without ≥ shows ? instead
     try:
-        code = dispatch(given)
+        code = attempt(given)
         sys.stdout.flush()
         return code
+    except BrokenPipeError:  # the reader (head, a pager) has seen enough
+        silence = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(silence, stream.fileno())
+        return BROKEN_PIPE
+
+
+def attempt(given: list[str]) -> int:
+    """Run a command; whatever goes wrong becomes a sentence and an exit code."""
+    as_json = "--json" in given
+    try:
+        return dispatch(given)
     except UserError as error:
         return _complain(str(error), REFUSED, as_json)
     except KeyboardInterrupt:
         return _complain("interrupted; what was done is saved", INTERRUPTED, as_json)
-    except BrokenPipeError:  # the reader (head, a pager) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
+    except BrokenPipeError:
+        raise
     except Exception as error:
         import traceback
 
@@ -106,8 +100,10 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            what = "/".join(action.option_strings) or action.metavar or action.dest
-            raise UserError(f"{what}: there is no {value!r}; {nearest(str(value), list(map(str, action.choices)))}")
+            option = f"{'/'.join(action.option_strings)}: " if action.option_strings else ""
+            what = "" if option else f"{str(action.metavar).lower()} "
+            known = list(map(str, action.choices))
+            raise UserError(f"{option}there is no {what}{value!r}; {nearest(str(value), known)}")
 
     def known_options(self) -> list[str]:
         """All options that it takes."""
@@ -117,7 +113,9 @@ class Parser(argparse.ArgumentParser):
 def _formatter(prog: str) -> argparse.HelpFormatter:
     from rich_argparse import RichHelpFormatter
 
-    return RichHelpFormatter(prog, max_help_position=32)
+    formatter = RichHelpFormatter(prog, max_help_position=32)
+    formatter._action_max_length = len("    dashboard  ")  # argparse forgets that the commands are indented
+    return formatter
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
@@ -126,12 +124,12 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: an unknown command or option, a missing or impossible value.
     """
-    parser, commands = build_parser()
+    parser, parsers = build_parser()
     options, unknown = parser.parse_known_args(given)
     if options.command is None:
-        raise UserError(f"name a command ({', '.join(commands)}); `harness --help` says what they do")
+        raise UserError(f"name a command ({', '.join(parsers)}); `harness --help` says what they do")
     if unknown:
-        command = commands[options.command]
+        command = parsers[options.command]
         if unknown[0].startswith("-"):
             raise UserError(
                 f"{command.prog}: there is no option {unknown[0]}; {nearest(unknown[0], command.known_options())}"
@@ -143,28 +141,28 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 def build_parser() -> tuple[Parser, dict[str, Parser]]:
     """The parser, and those of the commands by name."""
     parser = Parser(prog="harness", description="An ablation harness for Transformers.", epilog=EPILOG)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog="harness", parser_class=Parser)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", prog="harness", parser_class=Parser)
     made: dict[str, Parser] = {}
 
     def command(name: str, run: Callable[[argparse.Namespace], Answer], what: str) -> Parser:
-        made[name] = commands.add_parser(name, help=what, description=what)
+        made[name] = subparsers.add_parser(name, help=what, description=what)
         made[name].set_defaults(run=run, json=False)
         return made[name]
 
-    _study_options(command("ablate", ablate, "Run what is left of a study, then write its report."))
-    one = command("report", report, "Rewrite a study's report from its records.")
+    _study_options(command("ablate", commands.ablate, "Run what is left of a study, then write its report."))
+    one = command("report", commands.report, "Rewrite a study's report from its records.")
     _add_name(one)
     one.add_argument(
         "--publish", action="store_true", help="write the small form into DIR/reference/NAME, to be committed"
     )
-    _add_name(command("status", status, "Show what is done of a study, from its records."))
-    one = command("list", catalogue, "Show what there is, with papers, fields and defaults.")
-    one.add_argument("what", nargs="?", choices=("components", "tasks", "ablations"), help="only these", metavar="WHAT")
-    one = command("doctor", doctor, "Show what works on this machine and what does not.")
+    _add_name(command("status", commands.status, "Show what is done of a study, from its records."))
+    one = command("list", commands.catalogue, "Show what there is, with papers, fields and defaults.")
+    one.add_argument("what", nargs="?", choices=("components", "tasks", "ablations"), help="only these", metavar="PART")
+    one = command("doctor", commands.doctor, "Show what works on this machine and what does not.")
     _add_tracking(one)
-    one = command("dashboard", dashboard, "Serve MLflow's pages on the local store, to this machine only.")
+    one = command("dashboard", commands.dashboard, "Serve MLflow's pages on the local store, to this machine only.")
     one.add_argument("--port", type=_port, metavar="N", help="default: 5000, or any free one")
-    one = command("sync", sync, "Deliver to the tracking store what it has not received.")
+    one = command("sync", commands.sync, "Deliver to the tracking store what it has not received.")
     _add_tracking(one)
     for name, one in made.items():
         one.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="default: ./results")

@@ -1,12 +1,15 @@
-"""What each command does: options in, an `Answer` out. They import what they need themselves, so that `--help` is quick."""
+"""What each command does: options in, an `Answer` out.
 
-import argparse
+Commands import what they need when they are called, so that `harness --help` is quick. An answer is shown on stdout,
+the summary of a study on stderr after its progress.
+"""
+
 import gc
 import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,10 +18,27 @@ from typing import TYPE_CHECKING, Any
 from harness.schema import UserError, nearest
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     import pandas as pd
 
     from harness.conduct import Outcome
+    from harness.forecast import Forecast
+    from harness.locate import Found
     from harness.results import StudyData
+    from harness.study import Plan
+
+DONE, INCOMPLETE = 0, 1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command has to say: as data for `--json`, and a way to show it to people."""
+
+    document: Mapping[str, Any]
+    show: Callable[[], None]
+    exit_code: int = DONE
+
 
 @contextmanager
 def importing() -> Iterator[None]:
@@ -31,7 +51,7 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
-def ablate(options: argparse.Namespace) -> Answer:
+def ablate(options: "Namespace") -> Answer:
     """Run what is left of a study, or show what would run."""
     with importing():
         from harness.conduct import run_study
@@ -43,7 +63,7 @@ def ablate(options: argparse.Namespace) -> Answer:
         check(options.tracking_uri)  # before anything is written
     found = find_ablation(options.study)
     if options.plan:
-        return _plan(options, found.name, found.ablation)
+        return plan(options, found)
     with watch(options.results / found.name, sys.stderr) as display:
         outcome = run_study(
             found.ablation,
@@ -55,178 +75,159 @@ def ablate(options: argparse.Namespace) -> Answer:
             tracking_uri=options.tracking_uri,
             results=options.results,
             display=display,
-            command=_without_password(options.typed),
+            command=without_password(options.typed),
         )
-    return _outcome(options, found.name, outcome)
+    return _ended(options, found.name, outcome)
 
 
-def _without_password(command: str) -> str:
+def without_password(command: str) -> str:
     """The command as it may be recorded and published."""
     return re.sub(r"(://[^/@\s]*:)[^/@\s]*@", r"\1…@", command)
 
 
-def _outcome(options: argparse.Namespace, name: str, outcome: "Outcome") -> Answer:
+def _ended(options: "Namespace", name: str, outcome: "Outcome") -> Answer:
     import pandas as pd
 
-    verdicts = outcome.folder / "tables" / "verdicts.csv"
-    table = None if outcome.interrupted or not verdicts.exists() else pd.read_csv(verdicts, keep_default_na=True)
+    path = outcome.folder / "tables" / "verdicts.csv"
+    verdicts = None if outcome.interrupted else pd.read_csv(path)
     document = {
         "study": name,
         "folder": str(outcome.folder),
-        "report": None if table is None else str(outcome.folder / "report.html"),
+        "report": None if outcome.interrupted else str(outcome.folder / "report.html"),
         "interrupted": outcome.interrupted,
         "unchanged": outcome.unchanged,
         "counts": outcome.counts,
-        "verdicts": None if table is None else rows_of(table),
+        "verdicts": None if verdicts is None else rows_of(verdicts),
         "exit_code": outcome.exit_code,
     }
-    return Answer(document, lambda: _summarise(options, name, outcome, table), outcome.exit_code)
+    return Answer(document, lambda: _summarise(options, name, outcome, verdicts), outcome.exit_code)
 
 
-def _summarise(options: argparse.Namespace, name: str, outcome: "Outcome", verdicts: "pd.DataFrame | None") -> None:
+def _summarise(options: "Namespace", name: str, outcome: "Outcome", verdicts: "pd.DataFrame | None") -> None:
     """The end of a study, on stderr like its progress."""
     from harness.progress import console, verdict_table
 
     out = console(sys.stderr)
     done, total = outcome.counts.get("finished", 0), sum(outcome.counts.values())
-    failed = {status: n for status, n in outcome.counts.items() if status != "finished"}
-    if outcome.interrupted:
-        out.print(
-            f"{name}: interrupted with {done} of {total} runs done; all is saved, the same command goes on",
-            soft_wrap=True,
-        )
+    if verdicts is None:
+        out.print(f"{name}: interrupted with {done} of {total} runs done; all is saved", soft_wrap=True)
+        out.print(f"go on with: {without_password(options.typed)}", soft_wrap=True)
         return
-    said = (
-        f"all {total} runs were done before, and the report is up to date"
-        if outcome.unchanged
-        else f"{done} of {total} runs finished"
-    )
-    bad = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in failed.items())
-    out.print(f"{name}: {said}" + (f"; {bad} (the report says why)" if bad else ""), soft_wrap=True)
-    if verdicts is not None:
-        out.print(verdict_table(verdicts))
+    said = f"{done} of {total} runs finished"
+    if outcome.unchanged:
+        said += " before, and the report is up to date"
+    if bad := _counted({state: n for state, n in outcome.counts.items() if state != "finished"}):
+        said += f"; {bad} (the report says why)"
+    out.print(f"{name}: {said}", soft_wrap=True)
+    out.print(verdict_table(verdicts))
     out.print(f"report: {outcome.folder / 'report.html'}", soft_wrap=True)
     where = "" if options.results == Path("results") else f" --results {shlex.quote(str(options.results))}"
-    out.print(f"runs and curves: {options.tracking_uri or f'harness dashboard{where}'}", soft_wrap=True)
+    pages = without_password(options.tracking_uri) if options.tracking_uri else f"harness dashboard{where}"
+    out.print(f"runs and curves: {pages}", soft_wrap=True)
 
 
-def _plan(options: argparse.Namespace, name: str, ablation: Any) -> Answer:
-    """What would run; writes nothing."""
+def plan(options: "Namespace", found: "Found") -> Answer:
+    """What would run, and what it would cost; nothing is written."""
     from harness.conduct import resolve_device, resolve_jobs
     from harness.forecast import forecast
     from harness.study import make_plan
 
     device = resolve_device(options.device)
-    plan = make_plan(name, ablation, budget=options.budget, seeds=options.seeds, device=device)
+    planned = make_plan(found.name, found.ablation, budget=options.budget, seeds=options.seeds, device=device)
     workers = resolve_jobs(options.jobs, device)
-    expected = forecast(plan, options.results / name)
-    seconds = expected.seconds(workers)
+    expected = forecast(planned, options.results / found.name)
     document = {
-        "study": name,
-        "budget": plan.budget,
+        "study": found.name,
+        "budget": planned.budget,
         "device": device,
         "workers": workers,
-        "seeds": list(plan.seeds),
-        "runs": len(plan.cells),
+        "seeds": list(planned.seeds),
+        "runs": len(planned.cells),
         "left": expected.left,
         "flops_left": expected.flops_left,
-        "seconds_left": seconds,
+        "seconds_left": expected.seconds(workers),
         "notices": list(expected.notices),
         "cells": [asdict(cell) | {"seconds_left": cell.seconds_left} for cell in expected.cells],
     }
+    return Answer(document, lambda: _show_plan(planned, workers, expected))
 
-    def show() -> None:
-        from harness.progress import clock, console, table
 
-        columns = ["task…", "variant…", ">done", ">left", ">parameters", ">FLOPs", ">tokens", ">time"]
-        rows = [
-            [
-                cell.task,
-                cell.variant,
-                f"{cell.done}" + (f" ({cell.failed} failed)" if cell.failed else ""),
-                f"{cell.left}" + (f" ({cell.partial} begun)" if cell.partial else ""),
-                f"{cell.parameters:,}",
-                f"{cell.flops:.2e}",
-                f"{cell.tokens:,}",
-                "unknown" if cell.seconds is None else ("≈ " if cell.basis == "FLOPs" else "") + clock(cell.seconds),
-            ]
-            for cell in expected.cells
+def _show_plan(planned: "Plan", workers: int, expected: "Forecast") -> None:
+    from harness.progress import clock, console, table
+
+    out = console(sys.stdout)
+    means = f"budget {planned.budget}, {planned.device}, {workers} worker{'s' * (workers != 1)}"
+    out.print(f"{planned.name}: {expected.left} of {len(planned.cells)} runs to do ({means}); costs are of one run")
+    for notice in expected.notices:
+        out.print(notice, soft_wrap=True)
+    rows = [
+        [
+            cell.task,
+            cell.variant,
+            f"{cell.done}" + (f" ({cell.failed} failed)" if cell.failed else ""),
+            f"{cell.left}" + (f" ({cell.partial} begun)" if cell.partial else ""),
+            f"{cell.parameters:,}",
+            f"{cell.flops:.2e}",
+            f"{cell.tokens:,}",
+            "unknown" if cell.seconds is None else ("≈ " if cell.basis == "FLOPs" else "") + clock(cell.seconds),
         ]
-        out = console(sys.stdout)
-        means = f"budget {plan.budget}, {device}, {workers} worker{'s' * (workers != 1)}"
-        out.print(f"{name}: {expected.left} of {len(plan.cells)} runs to do ({means}); costs are those of one run")
-        for notice in expected.notices:
-            out.print(notice, soft_wrap=True)
-        out.print(table(columns, rows))
-        time = "unknown (nothing comparable has been run here)" if seconds is None else f"about {clock(seconds)}"
-        out.print(
-            f"all that is left: {expected.flops_left:.2e} FLOPs, time {time}"
-            if expected.left
-            else "nothing is left to do"
-        )
-
-    return Answer(document, show)
+        for cell in expected.cells
+    ]
+    out.print(table(["task…", "variant…", ">done", ">left", ">parameters", ">FLOPs", ">tokens", ">time"], rows))
+    seconds = expected.seconds(workers)
+    time = "unknown: nothing comparable has been run here" if seconds is None else f"about {clock(seconds)}"
+    rest = f"all that is left: {expected.flops_left:.2e} FLOPs, time {time}"
+    out.print(rest if expected.left else "nothing is left to do", soft_wrap=True)
 
 
-def report(options: argparse.Namespace) -> Answer:
+def report(options: "Namespace") -> Answer:
     """Rewrite a study's report, or publish it."""
+    data = _load(options)
     from harness.report import write_report
 
-    data = _load(options)
-    folder = data.folder
-    if options.publish:
-        folder = options.results / "reference" / data.folder.name
+    folder = options.results / "reference" / data.folder.name if options.publish else data.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_report(data, folder, publish=options.publish)
     except PermissionError as error:
         raise UserError(f"{error.filename}: cannot be written ({error.strerror}); change its rights") from error
     files = [str(folder / name) for name in ("report.html", "report.md")]
-    return Answer(
-        {"study": data.folder.name, "published": options.publish, "files": files}, lambda: print(*files, sep="\n")
-    )
+    document = {"study": data.folder.name, "published": options.publish, "files": files}
+    return Answer(document, lambda: _say(*files))
 
 
-def status(options: argparse.Namespace) -> Answer:
+def status(options: "Namespace") -> Answer:
     """What is done of a study, from its records alone."""
     data = _load(options)
-    document = data.document
     compared = _compared(data)
-    counts = {str(state): int(n) for state, n in data.runs["status"].value_counts().items()}
-    runner = _conducted_by(data.folder)
     failed = data.runs[data.runs["status"].isin(("diverged", "out_of_memory", "failed"))]
-    answer = {
-        "study": document["study"],
-        "budget": document["budget"],
+    document = {
+        "study": data.document["study"],
+        "budget": data.document["budget"],
         "folder": str(data.folder),
         "runs": len(data.runs),
-        "counts": counts,
-        "running": runner,
+        "counts": {str(state): int(n) for state, n in data.runs["status"].value_counts().items()},
+        "running": _conducted_by(data.folder),
         "failures": rows_of(failed[["variant", "task", "seed", "status", "cause"]]),
         "comparison": rows_of(compared),
     }
+    return Answer(document, lambda: _show_status(data, compared, document))
 
-    def show() -> None:
-        from harness.progress import console, table
 
-        out = console(sys.stdout)
-        said = ", ".join(f"{n} {state.replace('_', ' ')}" for state, n in counts.items())
-        out.print(f"{document['study']} (budget {document['budget']}): {len(data.runs)} runs: {said}", soft_wrap=True)
-        if runner:
-            pid, host, since = (runner.get(key, "?") for key in ("pid", "host", "since"))
-            out.print(f"it is being run by process {pid} on {host} since {since}", soft_wrap=True)
-        out.print(table(["task…", "variant…", ">ended", ">score", "verdict"], _status_rows(data, compared)))
-        for row in answer["failures"]:
-            out.print(
-                f"{row['task']} · {row['variant']} · seed {row['seed']}: {row['status']}: {row['cause']}",
-                soft_wrap=True,
-            )
-        page = data.folder / "report.html"
-        out.print(
-            f"report: {page}" if page.exists() else f"no report yet: harness report {document['study']}", soft_wrap=True
+def _show_status(data: "StudyData", compared: "pd.DataFrame", document: dict[str, Any]) -> None:
+    from harness.progress import console, table
+
+    name = document["study"]
+    _say(f"{name} (budget {document['budget']}): {document['runs']} runs: {_counted(document['counts'])}")
+    if (runner := document["running"]) is not None:
+        _say(
+            "it is being run by process {pid} on {host} since {since}".format(**runner) if runner else "it is being run"
         )
-
-    return Answer(answer, show)
+    console(sys.stdout).print(table(["task…", "variant…", ">ended", ">score", "verdict"], _status_rows(data, compared)))
+    for row in document["failures"]:
+        _say(f"{row['task']} · {row['variant']} · seed {row['seed']}: {row['status']}: {row['cause']}")
+    page = data.folder / "report.html"
+    _say(f"report: {page}" if page.exists() else f"no report yet; `harness report {name}` writes one")
 
 
 def _status_rows(data: "StudyData", compared: "pd.DataFrame") -> Iterable[list[str]]:
@@ -252,7 +253,7 @@ def _compared(data: "StudyData") -> "pd.DataFrame":
 
 
 def _conducted_by(folder: Path) -> dict[str, Any] | None:
-    """The process that holds a study's lock; None if nobody does."""
+    """The process that holds a study's lock (pid, host, since); None if nobody does."""
     import fcntl
 
     if not (folder / "lock").exists():
@@ -268,17 +269,16 @@ def _conducted_by(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def _load(options: argparse.Namespace) -> "StudyData":
-    from harness.locate import study_name
-    from harness.results import load_study
+def _load(options: "Namespace") -> "StudyData":
+    with importing():
+        from harness.locate import study_name
+        from harness.results import load_study
 
     name = study_name(options.study)
     if not (options.results / name / "study.json").exists():
         known = [folder.name for folder in studies(options.results)]
-        raise UserError(
-            f"there is no study {name!r} in {options.results}; "
-            + (nearest(name, known) if known else f"run `harness ablate {name}` first")
-        )
+        remedy = nearest(name, known) if known else f"run `harness ablate {name}` first"
+        raise UserError(f"there is no study {name!r} in {options.results}; {remedy}")
     return load_study(options.results / name)
 
 
@@ -287,40 +287,34 @@ def studies(results: Path) -> list[Path]:
     return sorted(path.parent for path in results.glob("*/study.json"))
 
 
-def catalogue(options: argparse.Namespace) -> Answer:
-    """What there is."""
+def catalogue(options: "Namespace") -> Answer:
+    """What there is: components, tasks, ablations, or one of them."""
     with importing():
-        from harness import catalogue as entries
+        from harness.catalogue import document
 
-    document = entries.document(options.what)
+    found = document(options.what)
+    return Answer(found, lambda: _show_catalogue(found))
 
-    def show() -> None:
-        from harness.progress import console, table
 
-        out = console(sys.stdout)
-        for path, levels in document.get("components", {}).items():
-            out.print(f"\n{path}", style="bold")
-            out.print(table(["level", "what…", "paper…", "fields…"], map(_level_row, levels)))
-        if "sizes" in document:
-            out.print("\nnumbers", style="bold")
-            out.print(table(["field", "default…"], ([size["name"], _default(size)] for size in document["sizes"])))
-        if "tasks" in document:
-            out.print("\ntasks", style="bold")
-            out.print(
-                table(
-                    ["task", "what…", "fields…"],
-                    ([row[0], row[1], row[3]] for row in map(_level_row, document["tasks"])),
-                )
-            )
-        if "ablations" in document:
-            out.print("\nablations", style="bold")
-            for ablation in document["ablations"]:
-                out.print(f"harness ablate {ablation['name']}: {ablation['question'] or ablation['error']}")
-                for key in ("claims", "axes", "variants", "tasks", "budgets"):
-                    if ablation[key]:
-                        out.print(f"  {key}: {', '.join(ablation[key])}")
+def _show_catalogue(found: dict[str, Any]) -> None:
+    from harness.progress import console, table
 
-    return Answer(document, show)
+    out = console(sys.stdout)
+    for path, levels in found.get("components", {}).items():
+        out.print(f"\n{path}", style="bold")
+        out.print(table(["level", "what…", "paper…", "fields…"], map(_level_row, levels)))
+    if "sizes" in found:
+        out.print("\nnumbers", style="bold")
+        out.print(table(["field", "default…"], ([size["name"], _default(size)] for size in found["sizes"])))
+    if "tasks" in found:
+        out.print("\ntasks", style="bold")
+        out.print(table(["task", "what…", "paper…", "fields…"], map(_level_row, found["tasks"])))
+    for ablation in found.get("ablations", ()):
+        out.print(f"\nharness ablate {ablation['name']}", style="bold")
+        out.print(ablation["question"] or f"cannot be loaded: {ablation['error']}")
+        for key in ("claims", "axes", "variants", "tasks", "budgets"):
+            if ablation[key]:
+                out.print(f"  {key}: {', '.join(ablation[key])}")
 
 
 def _level_row(level: dict[str, Any]) -> list[str]:
@@ -329,12 +323,13 @@ def _level_row(level: dict[str, Any]) -> list[str]:
 
 
 def _default(field: dict[str, Any]) -> str:
-    return field["default"] + (f" ({field['bounds']})" if field["bounds"] else "")
+    return str(field["default"]) + (f" ({field['bounds']})" if field["bounds"] else "")
 
 
-def doctor(options: argparse.Namespace) -> Answer:
+def doctor(options: "Namespace") -> Answer:
     """What works here."""
-    from harness.doctor import FAIL, examine
+    with importing():
+        from harness.doctor import FAIL, examine
 
     checks = examine(options.results, options.tracking_uri)
     ill = any(check.state == FAIL for check in checks)
@@ -345,18 +340,18 @@ def doctor(options: argparse.Namespace) -> Answer:
         rows = ([check.state, check.name, check.found, check.remedy] for check in checks)
         console(sys.stdout).print(table(["", "what", "found…", "remedy…"], rows))
 
-    document = {"checks": [asdict(check) for check in checks], "ok": not ill}
-    return Answer(document, show, INCOMPLETE if ill else DONE)
+    return Answer({"ok": not ill, "checks": [asdict(check) for check in checks]}, show, INCOMPLETE if ill else DONE)
 
 
-def dashboard(options: argparse.Namespace) -> Answer:
+def dashboard(options: "Namespace") -> Answer:
     """Serve MLflow's pages until Ctrl-C."""
-    from harness import dashboard as pages
+    from harness.dashboard import dashboard as serve
 
-    with pages.dashboard(options.results, options.port) as served:
-        print(f"MLflow at {served.address} (this machine only); Ctrl-C ends it", file=sys.stderr)
+    with serve(options.results, options.port) as served:
+        _say(f"MLflow at {served.address}, for this machine only; Ctrl-C ends it")
         for link in served.links:
-            print(f"  {link.text}: {link.address}", file=sys.stderr)
+            _say(f"  {link.text}: {link.address}")
+        sys.stdout.flush()
         try:
             code = served.wait()
         except KeyboardInterrupt:
@@ -364,7 +359,7 @@ def dashboard(options: argparse.Namespace) -> Answer:
     return Answer({}, lambda: None, code)
 
 
-def sync(options: argparse.Namespace) -> Answer:
+def sync(options: "Namespace") -> Answer:
     """Deliver every study in the results folder to the store it was run with, or to the one that is named."""
     from harness.tracking import Mirror, StoreError, default_uri
     from harness.tracking.uri import check
@@ -381,11 +376,11 @@ def sync(options: argparse.Namespace) -> Answer:
 
     def show() -> None:
         for name, count in delivered.items():
-            print(f"{name}: " + (f"{count} runs delivered" if count else "nothing was missing"))
+            _say(f"{name}: " + (f"{count} runs delivered" if count else "nothing was missing"))
         for name, cause in failed.items():
-            print(f"{name}: not delivered: {cause}; run this again when that is mended", file=sys.stderr)
+            _say(f"{name}: not delivered: {cause}; run this again when that is mended")
         if not delivered and not failed:
-            print(f"there is no study in {options.results}", file=sys.stderr)
+            _say(f"there is no study in {options.results}")
 
     return Answer({"delivered": delivered, "failed": failed}, show, INCOMPLETE if failed else DONE)
 
@@ -396,14 +391,22 @@ def _recorded_uri(folder: Path) -> str | None:
         document = json.loads((folder / "study.json").read_text())
     except json.JSONDecodeError as error:
         raise UserError(f"its study.json is corrupt ({error}); run the study again, finished runs are kept") from error
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--tracking-uri")
-    uri: str | None = parser.parse_known_args(shlex.split(document.get("command", "")))[0].tracking_uri
-    if uri and "…@" in uri:
-        raise UserError(
-            f"{folder.name} was delivered to {uri}, whose password is not kept; name it with --tracking-uri"
-        )
-    return uri
+    found = re.search(r"--tracking-uri(?:=| )(\S+)", " ".join(shlex.split(document.get("command", ""))))
+    if found and "…@" in found[1]:
+        raise UserError(f"its store is {found[1]}, whose password is not kept; name it with --tracking-uri")
+    return found[1] if found else None
+
+
+def _say(*lines: str) -> None:
+    """Lines on stdout."""
+    from harness.progress import console
+
+    for line in lines:
+        console(sys.stdout).print(line, soft_wrap=True)
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {state.replace('_', ' ')}" for state, n in counts.items())
 
 
 def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:

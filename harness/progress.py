@@ -299,7 +299,8 @@ class PlainLines(_Watching):
             self.say(notice)
         left, total = len(self.board.cells) - self.board.ended, len(self.board.cells)
         if left:
-            what = f"{len(plan.variants)} variants × {len(plan.ablation.tasks)} tasks × {len(plan.seeds)} seeds"
+            sizes = (len(plan.variants), "variant"), (len(plan.ablation.tasks), "task"), (len(plan.seeds), "seed")
+            what = " × ".join(f"{count} {name}{'s' * (count != 1)}" for count, name in sizes)
             self.say(f"{plan.name}: {left} of {total} runs to do ({what}, budget {plan.budget})")
 
     def event(self, event: Event) -> None:
@@ -339,10 +340,18 @@ def watch(folder: Path, stream: IO[str], environment: Mapping[str, str] = os.env
     return LiveTable(folder, console(stream))
 
 
+class _Console(Console):
+    """A console that leaves a closed pipe to whoever called: rich would exit with 1, which means failed runs here."""
+
+    def on_broken_pipe(self) -> None:
+        """Called while a BrokenPipeError is handled."""
+        raise BrokenPipeError
+
+
 def console(stream: IO[str]) -> Console:
     """Prints to a stream as it is: nothing highlighted, nothing read as markup; whole lines where it is no terminal."""
     width = None if stream.isatty() else PIPE_WIDTH
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    return _Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, gap: int = 2, cut: bool = False) -> Table:

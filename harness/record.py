@@ -24,7 +24,7 @@ class Score(BaseModel):
     0), *seen* (so few sources of this length exist that training saw them all).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
     length: int
     metric: str
     value: float

@@ -14,12 +14,12 @@ from tempfile import TemporaryDirectory
 import pytorch_lightning as pl
 import torch
 
-from harness.components.kernel import backend_of
+from harness.components.kernel import Fastest, backend_of
 from harness.cost import parameters, training_flops
 from harness.evaluate import GATE, all_lengths, greedy_agreement, mean_score, score_lengths, zero_scores
 from harness.journal import Diverged, Interrupted, Journal, Progress
 from harness.machine import environment, peak_memory, reset_peak_memory
-from harness.module import TransformerModule
+from harness.module import TransformerModule, answer_loss
 from harness.record import RunRecord, Score, Status, read_curves, set_aside, write_atomically
 from harness.schema import UserError
 from harness.spec import RunSpec
@@ -71,7 +71,7 @@ class _Attempt:
         self.spec, self.directory, self.journal = spec, directory, journal
         self.started = time.time()
         self.scores: tuple[Score, ...] = ()
-        self.greedy = float("nan")
+        self.greedy = self.initial_loss = float("nan")
         self.ledger: dict[str, int | float | str] = {"device": spec.device, "precision": spec.precision}
 
     def record(self) -> RunRecord:
@@ -97,7 +97,7 @@ class _Attempt:
             self._observe(module)
             fit(module, self.journal, self.directory / "checkpoint.ckpt")
             self._measure(module.to(self.spec.device))
-            return _trained(self.directory)
+            return self._verdict()
         except (Interrupted, UserError):
             raise
         except Diverged as error:
@@ -112,6 +112,7 @@ class _Attempt:
     def _observe(self, module: TransformerModule) -> None:
         """What can be known before training."""
         reset_peak_memory()
+        self.initial_loss = initial_loss(module)
         backend, reason = attention_backend(module)
         self.spec.train.kernel.check(backend, reason)
         self.ledger |= {"attention_backend": backend, "attention_reason": reason}
@@ -135,18 +136,24 @@ class _Attempt:
             "peak_memory_bytes": torch.cuda.max_memory_allocated() if spec.device == "cuda" else peak_memory(),
         }
 
+    def _verdict(self) -> tuple[Status, str]:
+        """Finished, unless training has made the model worse than it was at the start."""
+        last = read_curves(self.directory / "curves.jsonl")[-1]["train/loss"]
+        if last > self.initial_loss:
+            return "diverged", f"the training loss ended at {last:.3g}, above its start at {self.initial_loss:.3g}"
+        return "finished", ""
+
     def _final(self) -> dict[str, float]:
         lengths = self.spec.task.lengths
         lines = [line for line in read_curves(self.directory / "curves.jsonl") if "train/loss" in line]
         learned = [line["step"] for line in lines if line["train/exact_match"] >= GATE]
-        final = {
+        return {
             "eval/in_distribution": mean_score(self.scores, lengths.training),
             "eval/extrapolation": mean_score(self.scores, lengths.test),
             "eval/greedy_agreement": self.greedy,
             "train/loss": lines[-1]["train/loss"] if lines else float("nan"),
             "train/steps_to_threshold": min(learned, default=float("nan")),
         }
-        return final
 
 
 def fit(module: TransformerModule, journal: Journal, checkpoint: Path) -> None:
@@ -197,6 +204,14 @@ def _sound(checkpoint: Path) -> Path | None:
     return checkpoint
 
 
+@torch.no_grad()
+def initial_loss(module: TransformerModule) -> float:
+    """The untrained model's loss on the first training batch, in nats."""
+    batch = module.batch(0)
+    with torch.autocast(module.spec.device, torch.bfloat16, enabled=module.spec.precision == "bf16"):
+        return answer_loss(module(batch.inputs), batch.targets).item()
+
+
 def attention_backend(module: TransformerModule) -> tuple[str, str]:
     """The attention backend that the first training batch runs on, and why."""
     batch = module.batch(0)
@@ -205,19 +220,12 @@ def attention_backend(module: TransformerModule) -> tuple[str, str]:
         relation = module.model.position.relation(batch.inputs.shape[1], causal=True, device=module.device)
     if backend == "flash":
         return backend, "no bias matrix, causal"
-    if module.spec.train.kernel.kind != "Fastest":
-        return backend, f"train.kernel = {module.spec.train.kernel.kind}"
     if relation.bias is not None:
         trained = "trained " if relation.bias.requires_grad else ""
         return backend, f"{module.spec.model.position.kind} adds a {trained}T×T bias, which flash does not take"
+    if module.spec.train.kernel != Fastest():
+        return backend, f"train.kernel = {module.spec.train.kernel.kind}"
     return backend, "torch found no flash kernel for these shapes, type and device"
-
-
-def _trained(directory: Path) -> tuple[Status, str]:
-    losses = [line["train/loss"] for line in read_curves(directory / "curves.jsonl") if "train/loss" in line]
-    if len(losses) > 2 and losses[-1] > losses[0]:
-        return "diverged", f"the training loss ended at {losses[-1]:.3g}, above its start at {losses[0]:.3g}"
-    return "finished", ""
 
 
 def _is_out_of_memory(error: Exception) -> bool:

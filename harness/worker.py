@@ -137,7 +137,7 @@ def execute(job: Job, pipe: Pipe) -> Status:
         UserError: the spec cannot be made or run here, or it is no longer what was planned.
         Interrupted: the pipe said stop; the run is saved.
     """
-    from harness.runner import run
+    from harness import runner
     from harness.spec import RunSpec
 
     for source in job.sources:
@@ -146,7 +146,7 @@ def execute(job: Job, pipe: Pipe) -> Status:
     if spec.fingerprint() != job.fingerprint:
         files = ", ".join(job.sources) or "the project's code"
         raise UserError(f"{files} changed while the study ran; run the command again")
-    record = run(spec, directory=job.directory, on_progress=throttled(pipe), should_stop=pipe.stop.is_set)
+    record = runner.run(spec, directory=job.directory, on_progress=throttled(pipe), should_stop=pipe.stop.is_set)
     return record.status
 
 

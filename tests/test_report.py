@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import harness.report
 from harness.record import RunRecord, Score
-from harness.report import answer, write_report
+from harness.report import answer, csv, write_report
 from harness.report.inside import changes, similarity
-from harness.report.tables import by_length, comparison, failures, flat, ledger, verdicts
+from harness.report.tables import by_length, comparison, failures, flat, ledger, runs_table, scores_table, verdicts
 from harness.report.wording import decimal, interval, percent, quantity, ranges, seconds
 from harness.results import StudyData, load_study
 from harness.stats import compare
@@ -91,7 +92,7 @@ def write_study(
 def study_document(variants: tuple[str, ...], tasks: tuple[str, ...], seeds: int) -> dict[str, Any]:
     return {
         "study": "position",
-        "question": "Which position encoding lets a Transformer copy and reverse longer sequences than it was trained on?",
+        "question": "Which position encoding lets a Transformer copy longer sequences than it was trained on?",
         "claims": ["E10", "E12"],
         "why": "two layers learn both tasks in a minute on one core",
         "axes": ["model.position"],
@@ -240,6 +241,12 @@ def run_scores(cell: dict[str, Any], status: str, draw: np.random.Generator) -> 
 # The report of the whole study, written once
 
 
+@pytest.fixture
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small rasters, for tests that look at everything but them."""
+    monkeypatch.setattr(harness.report, "DPI", 40)
+
+
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> StudyData:
     return write_study(tmp_path_factory.mktemp("study") / "position", fate=some_fail)
@@ -252,8 +259,8 @@ def report(study: StudyData) -> Path:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> StudyData:
-    """A study to vary: the comparison given to `answer` need not come from it."""
+def any_study(tmp_path_factory: pytest.TempPathFactory) -> StudyData:
+    """A study to go with comparisons that are made up: the comparison given to `answer` need not come from it."""
     return write_study(
         tmp_path_factory.mktemp("small") / "s", variants=("base", "v1", "v2", "v3"), seeds=2, attention=False
     )
@@ -292,18 +299,11 @@ def test_comparison_csv_is_what_stats_says(report: Path, study: StudyData) -> No
     pd.testing.assert_frame_equal(written, expected, check_dtype=False, check_exact=True)
 
 
-def test_the_same_study_gives_the_same_bytes_in_whatever_order_its_rows_come(
-    study: StudyData, report: Path, tmp_path: Path
-) -> None:
-    shuffled = StudyData(
-        study.folder,
-        study.document,
-        study.runs.sample(frac=1, random_state=1),
-        study.scores.sample(frac=1, random_state=2),
-    )
-    write_report(shuffled, tmp_path)
-    for name in ("runs.csv", "scores.csv", "figures/scores.svg", "figures/differences.png"):
-        assert (tmp_path / name).read_bytes() == (report / name).read_bytes(), name
+def test_tables_do_not_depend_on_the_order_in_which_runs_ended(study: StudyData) -> None:
+    runs, scores = study.runs.sample(frac=1, random_state=1), study.scores.sample(frac=1, random_state=2)
+    shuffled = StudyData(study.folder, study.document, runs, scores)
+    for make in (runs_table, scores_table, ledger):
+        assert csv(make(shuffled)) == csv(make(study))
 
 
 def test_every_figure_is_a_png_and_an_svg_whose_text_is_text(report: Path) -> None:
@@ -377,7 +377,7 @@ def test_the_page_says_what_was_compared_how_and_what_it_means(report: Path, stu
 
 def test_markdown_shows_the_same_with_relative_links(report: Path) -> None:
     text = (report / "report.md").read_text()
-    links = re.findall(r"\]\((\S+)\)", text)
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
     assert len(links) == 16
     assert all((report / link).is_file() for link in links)
     page = " ".join(Elements((report / "report.html").read_text()).words)
@@ -425,6 +425,7 @@ def test_a_verdict_row_agrees_with_itself_and_counts_the_gate(study: StudyData) 
     assert rows.loc[("reverse", "learned"), "gated_score"] == pytest.approx(primary.mean())
 
 
+@pytest.mark.usefixtures("coarse")
 def test_a_tie_at_the_ceiling_is_bounded_not_called_equal(tmp_path: Path) -> None:
     data = write_study(tmp_path / "s", variants=("a", "b"), tasks=("copy",), attention=False)
     perfect = StudyData(data.folder, data.document, data.runs, data.scores.assign(value=1.0))
@@ -485,9 +486,10 @@ def comparisons(draw: st.DrawFn) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+@settings(max_examples=60)
 @given(compared=comparisons())
-def test_the_answer_claims_what_the_verdicts_say_and_no_more(small: StudyData, compared: pd.DataFrame) -> None:
-    text = answer(small, compared)
+def test_the_answer_claims_what_the_verdicts_say_and_no_more(any_study: StudyData, compared: pd.DataFrame) -> None:
+    text = answer(any_study, compared)
     shown, left = re.fullmatch(r"(.+?\.) ([A-Z].+\.)", text).groups()  # type: ignore[union-attr]
     for row in compared.to_dict("records"):
         clause = re.search(rf"on {row['task']}, (.*?)(?:; on | \(differences)", shown)
@@ -503,15 +505,10 @@ def test_the_answer_claims_what_the_verdicts_say_and_no_more(small: StudyData, c
             assert claimed[2] == row["verdict"]
             assert decimal(row["difference"], 2, signed=True) in claimed[1]
             assert interval(row["low"], row["high"], 2) in claimed[1]
+    small = compared["verdict"].isin(["better", "worse"]) & (compared["difference"].abs() < 0.1)
+    assert ("by less than the margin of 0.10" in shown) == small.any()
     if set(compared["verdict"]) == {"undecided"}:
         assert shown.startswith("No variant is shown to be better than, worse than or equivalent to")
-
-
-@given(compared=comparisons())
-def test_a_small_difference_is_called_small(small: StudyData, compared: pd.DataFrame) -> None:
-    text = answer(small, compared)
-    significant = compared[compared["verdict"].isin(["better", "worse"])]
-    assert ("by less than the margin of 0.10" in text) == bool((significant["difference"].abs() < 0.1).any())
 
 
 def test_the_answer_counts_failures_and_what_is_to_come(tmp_path: Path) -> None:
@@ -543,37 +540,39 @@ STATES: dict[str, dict[str, Any]] = {
     "all diverged": {"fate": lambda v, t, s: "diverged"},
     "a variant failed": {"fate": lambda v, t, s: "failed" if v == "b" else "finished"},
     "one variant": {"variants": ("a",)},
-    "one task": {"tasks": ("copy",)},
-    "many tasks": {"tasks": ("copy", "reverse", "sort"), "seeds": 1},
-    "many variants": {"variants": tuple("abcdefghijkl"), "tasks": ("copy",), "seeds": 1},
-    "attention maps": {"attention": True, "tasks": ("copy",), "seeds": 1},
+    "three tasks": {"tasks": ("copy", "reverse", "sort"), "seeds": 1},
+    "twelve variants": {"variants": tuple("abcdefghijkl"), "seeds": 1},
+    "attention maps": {"attention": True, "seeds": 1},
     "no codes": {"codes": False},
-    "no test lengths": {"test_lengths": {"copy": [], "reverse": []}},
+    "no test lengths": {"test_lengths": {"copy": []}},
     "lower is better": {"higher_is_better": False},
     "no claims, no reason, no commit": {"claims": [], "why": "", "commit": "", "environment": {}},
 }
 
 
+@pytest.mark.usefixtures("coarse")
 @pytest.mark.parametrize("state", STATES)
 def test_any_state_of_a_study_has_a_report(state: str, tmp_path: Path) -> None:
-    settings = {"variants": ("a", "b", "c"), "seeds": 2, "attention": False, **STATES[state]}
-    data = write_study(tmp_path / "s", **settings)
+    plan = {"variants": ("a", "b"), "tasks": ("copy",), "seeds": 2, "attention": False, **STATES[state]}
+    data = write_study(tmp_path / "s", **plan)
     write_report(data, tmp_path / "r")
     assert_self_contained((tmp_path / "r" / "report.html").read_text())
     assert study_tables_are_rectangular((tmp_path / "r" / "report.md").read_text())
     assert len(table(tmp_path / "r" / "runs.csv")) == len(data.runs)
     assert re.fullmatch(r".+?\. [A-Z].+\.", answer(data, comparison(data)))
-    assert "nan" not in (tmp_path / "r" / "report.md").read_text().lower().replace("nano", "")
+    assert not re.search(r"\bnan\b|\| None|<NA>", (tmp_path / "r" / "report.md").read_text())
 
 
+@pytest.mark.usefixtures("coarse")
 def test_nan_in_every_number_is_survived(tmp_path: Path) -> None:
-    data = write_study(tmp_path / "s", variants=("a", "b"), seeds=2, attention=False)
+    data = write_study(tmp_path / "s", variants=("a", "b"), tasks=("copy",), seeds=2, attention=False)
     numbers = data.runs.select_dtypes("number").columns.drop("seed")
     runs = data.runs.assign(**dict.fromkeys(numbers, math.nan))
     write_report(StudyData(data.folder, data.document, runs, data.scores.assign(value=math.nan)), tmp_path / "r")
     assert (tmp_path / "r" / "report.html").exists()
 
 
+@pytest.mark.usefixtures("coarse")
 def test_a_torn_attention_file_is_named_not_fatal(tmp_path: Path) -> None:
     data = write_study(tmp_path / "s", variants=("a", "b"), tasks=("copy",), seeds=1)
     torn = data.attention[data.attention["variant"] == "b"]["path"].iloc[-1]
@@ -582,6 +581,7 @@ def test_a_torn_attention_file_is_named_not_fatal(tmp_path: Path) -> None:
     assert "Unreadable file: b." in (tmp_path / "r" / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("coarse")
 def test_an_earlier_report_is_written_over(tmp_path: Path) -> None:
     data = write_study(tmp_path / "s", variants=("a", "b"), tasks=("copy",), seeds=2, attention=False)
     write_report(
@@ -594,6 +594,7 @@ def test_an_earlier_report_is_written_over(tmp_path: Path) -> None:
 # Names of users' own
 
 
+@pytest.mark.usefixtures("coarse")
 def test_names_of_users_are_shown_and_never_run(tmp_path: Path) -> None:
     variants = ("base<1>", "<script>alert(1)</script>", "a|b `c` *d*", "$x_1^$ & \\", "_hidden", "位置")
     data = write_study(
@@ -618,6 +619,7 @@ def test_names_of_users_are_shown_and_never_run(tmp_path: Path) -> None:
 # matplotlib's globals
 
 
+@pytest.mark.usefixtures("coarse")
 def test_figures_leave_matplotlib_as_it_was_and_need_no_pyplot(tmp_path: Path) -> None:
     import matplotlib
     from matplotlib._pylab_helpers import Gcf

@@ -109,6 +109,7 @@ def make_job(tmp_path):
     return make_job
 
 
+@pytest.mark.slow
 def test_jobs_end_with_records_whatever_they_do_and_silence_between_them_means_exit(worker, make_job, tmp_path):
     assert worker.hear() == {"kind": "ready"}
 
@@ -147,10 +148,18 @@ def test_jobs_end_with_records_whatever_they_do_and_silence_between_them_means_e
     assert (tmp_path / "worker.log").read_bytes() == b""
 
 
-@pytest.mark.parametrize("how", ["end of input", "SIGTERM", "SIGHUP"])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["end of input", "SIGHUP"])
 def test_told_to_stop_it_saves_says_so_and_exits(worker, make_job, how):
     job = make_job("Slow", steps=100_000)
+    job.directory.mkdir(parents=True)
+    handle = os.open(job.directory, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)  # as a worker of a killed engine does while it saves
     worker.tell(job)  # before it is ready: it waits in the pipe
+    worker.hear_until("started")
+    time.sleep(0.5)
+    assert not (job.directory / "spec.json").exists()
+    os.close(handle)
     worker.hear_until("progress")
     if how == "end of input":
         worker.hang_up()
@@ -173,19 +182,6 @@ def test_told_to_stop_while_it_starts_it_exits_at_once(worker, how):
         worker.process.send_signal(signal.SIGTERM)
     assert worker.process.wait(3) == 0
     assert worker.lines.readline() == b""
-
-
-def test_a_directory_that_another_process_holds_is_waited_for(worker, make_job):
-    job = make_job("Slow", steps=100_000)
-    job.directory.mkdir(parents=True)
-    handle = os.open(job.directory, os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    worker.tell(job)
-    worker.hear_until("started")
-    time.sleep(0.5)
-    assert not (job.directory / "spec.json").exists()
-    os.close(handle)
-    worker.hear_until("progress")
 
 
 def test_waiting_for_a_directory_ends_when_told_to_stop(tmp_path):

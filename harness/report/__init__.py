@@ -2,7 +2,7 @@
 
 `write_report` turns a study in any state into a folder that explains itself. It draws on bare `Figure`s, never through
 pyplot, so that it can run while other threads work. Beyond DESIGN.md's files it writes `tables/`, the page's tables
-unrounded, and `scores.csv` has two more columns (`mark`, `split`), without which a 0 for an unsupported length misleads.
+unrounded, and `scores.csv` has two more columns (`mark`, `split`), without which an unsupported length's 0 misleads.
 """
 
 import base64
@@ -11,7 +11,7 @@ import json
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import numpy as np
@@ -68,11 +68,12 @@ def _save(picture: Picture, folder: Path, dpi: int) -> Image:
     """Write a picture as PNG and SVG; each is drawn once, on a canvas of its own (`savefig` draws everything twice)."""
     figure = picture.figure
     figure.dpi = DPI if picture.wide else dpi
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
+    raster: Any = FigureCanvasAgg(figure)
+    raster.draw()
     figure.set_layout_engine("none")  # it has done its work
-    png, svg = few_colours(np.asarray(canvas.buffer_rgba())), io.BytesIO()
-    FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None, "Title": picture.title})
+    png, svg = few_colours(np.asarray(raster.buffer_rgba())), io.BytesIO()
+    vector: Any = FigureCanvasSVG(figure)
+    vector.print_svg(svg, metadata={"Date": None, "Title": picture.title})
     write_atomically(folder / f"{picture.name}.png", png)
     write_atomically(folder / f"{picture.name}.svg", svg.getvalue())
     files = [f"figures/{picture.name}.{kind}" for kind in ("png", "svg")]

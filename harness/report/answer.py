@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness.report.tables import fewest_seeds, missed_gate, outcome_counts, planned_scores, variants_of
+from harness.report.tables import fewest_seeds, missed_gate, outcome_counts, planned_scores, records, variants_of
 from harness.report.wording import (
     FAILURES,
     PENDING,
@@ -84,7 +84,7 @@ def _on_task(task: str, comparison: pd.DataFrame, document: dict[str, Any]) -> s
     groups.append((rows[rows["verdict"] == "equivalent"], f"equivalent within ±{margin}"))
     parts = []
     for group, ending in groups:
-        names = [_with_difference(row) for row in group.to_dict("records")]
+        names = [_with_difference(row) for row in records(group)]
         if names:
             parts.append(f"{listed(names)} {'is' if len(names) == 1 else 'are'} {ending}")
     return f"on {task}, {', '.join(parts)}" if parts else f"on {task}, nothing is shown"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,11 +13,13 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from harness.report.look import FAINT, INK, MUTED, Style, key, legend, panels, safe, styles
 from harness.report.tables import (
     Findings,
     planned_scores,
+    records,
     score_summaries,
     seed_differences,
     threshold_column,
@@ -67,7 +70,7 @@ def accuracy(found: Findings, look: Look) -> Picture | None:
         ax.set(title=safe(task), xlabel="length of the source (tokens)")
         _label_left(ax, metric)
     shown = [name for name in look if name in set(lengths["variant"])]
-    handles = [key(name, look[name]) for name in shown]
+    handles: list[Line2D | Patch] = [key(name, look[name]) for name in shown]
     handles.append(Line2D([], [], color=MUTED, lw=SEED_WIDTH, label="one seed"))
     handles += _band_keys(lengths, look)
     legend(figure, handles, columns=min(len(handles), 5 if len(tasks) > 1 else 3))
@@ -100,7 +103,7 @@ def _lengths_panel(ax: Axes, means: pd.DataFrame, seeds: pd.DataFrame, look: Loo
     if values.between(0, 1).all():
         ax.set_ylim(-0.02, 1.02)
     ax.set_xlim(means["length"].min() - 0.5, means["length"].max() + 0.5)
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
 
 
 def _label_left(ax: Axes, label: str) -> None:
@@ -137,10 +140,10 @@ def _lengths_caption(found: Findings) -> str:
         "lines on top of each other can be told apart. The shaded lengths were trained on."
     ]
     seen = lengths[lengths["mark"].str.startswith("seen")]
-    cases = {task: ranges(group["length"]) for task, group in seen.groupby("task", sort=False)}
+    cases = {str(task): ranges(group["length"]) for task, group in seen.groupby("task", sort=False)}
     if cases:
         parts.append(f"Hatched lengths ({_together(cases)}) have so few sequences that training saw them all.")
-    cases = {f"{row['variant']} on {row['task']}": row["lengths"] for row in found.unsupported.to_dict("records")}
+    cases = {f"{row['variant']} on {row['task']}": row["lengths"] for row in records(found.unsupported)}
     if cases:
         parts.append(f"A cross marks a length that the variant cannot take ({_together(cases)}); it counts as 0.")
     return " ".join(parts)
@@ -207,7 +210,7 @@ def _seed_points(ax: Axes, own: pd.DataFrame, heights: np.ndarray, shape: Style)
     lost = (own["status"] == "diverged").to_numpy()
     passed = own["passed"].to_numpy(dtype=bool) & ~lost
     x = own["score"].to_numpy(dtype=float)
-    style = {"s": 15, "alpha": 0.75, "zorder": 2, "clip_on": False, "linewidths": 0.9}
+    style: dict[str, Any] = {"s": 15, "alpha": 0.75, "zorder": 2, "clip_on": False, "linewidths": 0.9}
     ax.scatter(x[passed], heights[passed], color=shape.colour, **style)
     missed = ~passed & ~lost
     ax.scatter(x[missed], heights[missed], facecolors="white", edgecolors=shape.colour, **style)
@@ -274,7 +277,7 @@ def differences(found: Findings, look: Look) -> Picture | None:
             _mean_and_interval(ax, result, row, "difference", look[name])
             _verdict_beside(ax, row, str(result["verdict"].iloc[0]))
         ax.set(title=safe(task), xlabel=f"difference in mean {metric_name(document['score'])}")
-    keys = [
+    keys: list[Line2D | Patch] = [
         Line2D([], [], color=MUTED, marker="o", markeredgecolor="white", lw=1.8, label="mean, 95 % interval"),
         Line2D([], [], color=MUTED, marker="o", lw=0, markersize=4, label="one seed"),
         Line2D([], [], color=INK, lw=1, label=f"baseline: {safe(document['baseline'])}"),
@@ -352,10 +355,10 @@ def _loss_panel(ax: Axes, own: pd.DataFrame, look: Look) -> None:
 
 
 def _diverged_ends(ax: Axes, own: pd.DataFrame, statuses: pd.Series, look: Look) -> None:
-    for run, group in own.groupby(["variant", "task", "seed"], sort=False):
-        if statuses.get(run) == "diverged":
-            end = group.loc[group["step"].idxmax()]
-            ax.scatter(end["step"], end["value"], marker="x", s=26, lw=1.4, color=look[run[0]].colour, zorder=5)
+    for (variant, task, seed), group in own.groupby(["variant", "task", "seed"], sort=False):
+        if statuses.get((variant, task, seed)) == "diverged":
+            end = group.sort_values("step").iloc[-1]
+            ax.scatter(end["step"], end["value"], marker="x", s=26, lw=1.4, color=look[str(variant)].colour, zorder=5)
 
 
 def speed(found: Findings, look: Look) -> Picture | None:
@@ -374,7 +377,7 @@ def speed(found: Findings, look: Look) -> Picture | None:
             own = runs[(runs["task"] == task) & (runs["variant"] == name)]
             reached = own["needed"].notna()
             heights = row + _offsets(own["seed"], order)
-            style = {"s": 15, "color": look[name].colour, "alpha": 0.75, "clip_on": False}
+            style: dict[str, Any] = {"s": 15, "color": look[name].colour, "alpha": 0.75, "clip_on": False}
             ax.scatter(own["needed"][reached], heights[reached], linewidths=0, **style)
             ax.scatter(np.full((~reached).sum(), beyond), heights[~reached], marker="x", lw=0.9, **style)
             ax.plot(

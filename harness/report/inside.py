@@ -1,5 +1,6 @@
 """The figures that look inside: attention maps, and the table of fixed position codes with its similarity curve."""
 
+import io
 import re
 import zipfile
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 
 from harness.report.figures import Picture
 from harness.report.look import INK, MUTED, PAGE, safe
-from harness.report.tables import Findings, variants_of
+from harness.report.tables import Findings, records, variants_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -60,7 +61,7 @@ def last_maps(attention: pd.DataFrame) -> pd.DataFrame:
 def read_maps(row: dict[str, object]) -> Maps | None:
     """The maps in a file; None where the file is torn, which the caption then says."""
     try:
-        with np.load(Path(str(row["path"])), allow_pickle=False) as file:
+        with np.load(io.BytesIO(Path(str(row["path"])).read_bytes()), allow_pickle=False) as file:
             weights, labels = file["weights"].astype(np.float64), [str(label) for label in file["labels"]]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
@@ -71,7 +72,7 @@ def attention_picture(found: Findings, task: str, files: pd.DataFrame) -> Pictur
     """A row a variant, a map a head."""
     if files.empty:
         return None
-    rows = {str(row["variant"]): row for row in files.to_dict("records")}
+    rows = {str(row["variant"]): row for row in records(files)}
     read = {name: read_maps(rows[name]) for name in variants_of(found.document) if name in rows}
     maps = [each for each in read.values() if each is not None]
     if not maps:
@@ -106,7 +107,7 @@ def attention_figure(maps: list[Maps]) -> Figure:
     figure = Figure(figsize=(PAGE * 1.5, height))
     ax = figure.add_axes((LEFT / (PAGE * 1.5), BELOW / height, columns * cell / (PAGE * 1.5), rows * cell / height))
     colours = sns.color_palette("rocket_r", as_cmap=True).with_extremes(bad="#d9dcdf", over="white")
-    image = ax.imshow(sheet, cmap=colours, vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+    drawn = ax.imshow(sheet, cmap=colours, vmin=0, vmax=1, interpolation="nearest", aspect="auto")
     ax.set_axis_off()
     size = min(8.0, cell * 72 * 0.95)
     for place, (each, (_, titles), top) in enumerate(zip(maps, strips, tops, strict=False)):
@@ -114,7 +115,7 @@ def attention_figure(maps: list[Maps]) -> Figure:
         _label_strip(ax, each, titles, top + HEADING, size, keys=not is_shared)
     scale = figure.add_axes((0.36, 0.45 / height, 0.28, 0.09 / height))
     figure.colorbar(
-        image, cax=scale, orientation="horizontal", label="attention weight (grey: tokens ahead, not visible)"
+        drawn, cax=scale, orientation="horizontal", label="attention weight (grey: tokens ahead, not visible)"
     )
     return figure
 

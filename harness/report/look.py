@@ -89,7 +89,7 @@ def _glyphs() -> frozenset[int]:
 
 
 def safe(text: str) -> str:
-    """A user's text for a figure: no mathematics, no glyph that the font lacks, no leading underscore (it hides a label)."""
+    """A user's text for a figure: no mathematics, no glyph that the font lacks, no leading underscore."""
     drawable = "".join(c if ord(c) in _glyphs() else "□" for c in text).replace("$", r"\$")
     return f" {drawable}" if drawable.startswith("_") else drawable
 

@@ -1,7 +1,7 @@
 """What the page says, section by section, as blocks that HTML and Markdown both show: paragraphs, tables, pictures."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -17,6 +17,7 @@ from harness.report.tables import (
     fewest_seeds,
     flat,
     planned_scores,
+    records,
     runs_table,
     variants_of,
 )
@@ -46,6 +47,20 @@ LABELS = {
     "steps": "steps",
     "wall_seconds": "wall time",
     "peak_memory_bytes": "peak memory",
+}
+
+
+def _whole(value: float) -> str:
+    return f"{round(value):,}".replace(",", "\u202f")
+
+
+COSTS: dict[str, Callable[[float], str]] = {
+    "parameters": _whole,
+    "flops": quantity,
+    "tokens": quantity,
+    "steps": _whole,
+    "wall_seconds": seconds,
+    "peak_memory_bytes": lambda value: f"{value / 2**20:.0f} MiB",
 }
 
 
@@ -174,7 +189,7 @@ def _glance(found: Findings) -> Table | None:
     table = found.verdicts[found.verdicts["variant"] != document["baseline"]]
     if table.empty:
         return None
-    cells = {(row["variant"], row["task"]): row for row in table.to_dict("records")}
+    cells = {(row["variant"], row["task"]): row for row in records(table)}
     rows = [
         [Cell(variant), *(_verdict_cell(cells[variant, task], difference=True) for task in document["tasks"])]
         for variant in variants_of(document)[1:]
@@ -253,7 +268,7 @@ def _length_table(found: Findings, task: str) -> Table:
     """Mean score a variant and length."""
     own = found.lengths[found.lengths["task"] == task]
     lengths = sorted(int(n) for n in own["length"].unique())
-    cells = {(row["variant"], row["length"]): row for row in own.to_dict("records")}
+    cells = {(row["variant"], row["length"]): row for row in records(own)}
     rows = [
         [Cell(name), *(_length_cell(cells.get((name, length))) for length in lengths)]
         for name in variants_of(found.document)
@@ -278,7 +293,7 @@ def _verdicts(found: Findings, images: dict[str, Image]) -> list[Block]:
     blocks: list[Block] = []
     costs = _unequal_costs(found)
     for task in found.document["tasks"]:
-        rows = found.verdicts[found.verdicts["task"] == task].to_dict("records")
+        rows = records(found.verdicts[found.verdicts["task"] == task])
         blocks.append(_verdict_table(found, task, rows))
         blocks += _verdict_notes(rows, costs)
     blocks.append(Items(_how_to_read(found)))
@@ -327,12 +342,10 @@ def _needed(seeds: Any) -> str:
 
 
 def _unequal_costs(found: Findings) -> dict[tuple[str, str], str]:
-    """What a reader must know of each variant's cost beside its score; wall time, which is noisy, stays in the ledger."""
-    bases = {
-        row["task"]: row for row in found.ledger.to_dict("records") if row["variant"] == found.document["baseline"]
-    }
+    """What a reader must know of each variant's cost beside its score; wall time, being noisy, stays in the ledger."""
+    bases = {row["task"]: row for row in records(found.ledger) if row["variant"] == found.document["baseline"]}
     notes = {}
-    for row in found.ledger.to_dict("records"):
+    for row in records(found.ledger):
         changes = deviations(row, bases[row["task"]])
         parts = [
             f"{LABELS[name]} {changes[name]}" for name in ("parameters", "flops", "tokens", "steps") if name in changes
@@ -370,7 +383,7 @@ def _training(found: Findings, images: dict[str, Image]) -> list[Block]:
 
 
 def _speed_table(found: Findings) -> Table:
-    ties = {(r["variant"], r["task"]) for r in found.verdicts.to_dict("records") if is_known(r["failure_bound"])}
+    ties = {(r["variant"], r["task"]) for r in records(found.verdicts) if is_known(r["failure_bound"])}
     rows = [
         [
             Cell(row["task"]),
@@ -379,7 +392,7 @@ def _speed_table(found: Findings) -> Table:
             *(Cell(decimal(row[name], 0)) for name in ("median", "fastest", "slowest")),
             Cell("yes" if (row["variant"], row["task"]) in ties else ""),
         ]
-        for row in found.speed.to_dict("records")
+        for row in records(found.speed)
     ]
     columns = [
         "task",
@@ -406,14 +419,14 @@ def _failures(found: Findings) -> list[Block]:
                 Cell(str(r["count"])),
                 Cell(r["which"]),
             ]
-            for r in failed.to_dict("records")
+            for r in records(failed)
         ]
         caption = (
             f"Of {counted(total, 'planned run')}. A run that diverged scores 0; one that failed or ran out "
             "of memory has no score and leaves its pair out."
         )
         blocks.append(Table(["outcome", "cause", "runs", "which"], rows, caption))
-    for row in found.unsupported.to_dict("records"):
+    for row in records(found.unsupported):
         blocks.append(
             Text(
                 f"Unsupported lengths: {row['variant']} cannot take {row['task']} at lengths "
@@ -428,7 +441,7 @@ def _ledger(found: Findings) -> list[Block]:
         return [Text("No run has finished yet.")]
     rows = []
     base: dict[Any, Any] = {}
-    for row in found.ledger.to_dict("records"):
+    for row in records(found.ledger):
         base = row if row["variant"] == found.document["baseline"] else base
         changes = deviations(row, base)
         rows.append(
@@ -452,13 +465,9 @@ def _ledger(found: Findings) -> list[Block]:
 
 
 def _cost_cell(name: str, value: Any, change: str) -> Cell:
-    shown = {
-        "parameters": lambda: f"{int(value):,}".replace(",", "\u202f"),
-        "steps": lambda: f"{int(value):,}".replace(",", "\u202f"),
-        "wall_seconds": lambda: seconds(value),
-        "peak_memory_bytes": lambda: f"{value / 2**20:.0f} MiB",
-    }.get(name, lambda: quantity(value))
-    text = shown() if is_known(value) else ABSENT
+    text = ABSENT
+    if is_known(value):
+        text = COSTS[name](value)
     return Cell(f"{text} (≠ {change})", "marked") if change else Cell(text)
 
 
@@ -559,7 +568,7 @@ def _runs(found: Findings) -> Table:
             Cell(plain(row["fingerprint"])),
             Cell(plain(row["mlflow_run_id"])),
         ]
-        for row in runs_table(found.data).to_dict("records")
+        for row in records(runs_table(found.data))
     ]
     columns = ["task", "variant", "seed", "outcome", "score", "in distribution", "fingerprint", "MLflow run id"]
     return Table(columns, rows, folded=f"{counted(len(rows), 'run')}, with fingerprints and MLflow run ids")

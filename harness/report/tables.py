@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
 
@@ -25,6 +25,11 @@ IN_DISTRIBUTION = "eval/in_distribution"
 def variants_of(document: dict[str, Any]) -> list[str]:
     """The study's variants, the baseline first."""
     return [document["baseline"], *(name for name in document["variants"] if name != document["baseline"])]
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """A table's rows as dictionaries."""
+    return cast("list[dict[str, Any]]", frame.to_dict("records"))
 
 
 def planned_scores(data: "StudyData") -> pd.DataFrame:
@@ -106,7 +111,7 @@ def _compared(compared: pd.DataFrame, variant: str, task: str) -> dict[str, Any]
     rows = compared[(compared["variant"] == variant) & (compared["task"] == task)]
     if rows.empty:
         return {"verdict": "undecided"}
-    return rows.iloc[0].drop(["variant", "task", "n_pairs"]).to_dict()
+    return records(rows.drop(columns=["variant", "task", "n_pairs"]))[0]
 
 
 def _gate_passed(data: "StudyData") -> pd.DataFrame:
@@ -130,7 +135,7 @@ def _ceiling_notes(data: "StudyData") -> dict[tuple[str, str], dict[str, Any]]:
     found = ceilings(planned_scores(data), document["baseline"], document["margin"])
     return {
         (row["variant"], row["task"]): {"failure_bound": row["failure_bound"], "note": row["sentence"]}
-        for row in found.to_dict("records")
+        for row in records(found)
     }
 
 
@@ -179,8 +184,8 @@ def by_length(data: "StudyData") -> pd.DataFrame:
 
 
 def _marks(marks: pd.Series) -> str:
-    counts = marks[marks.astype(str) != ""].value_counts()
-    return ", ".join(m if n == len(marks) else f"{m} ({n} of {len(marks)})" for m, n in counts.items())
+    counts = marks[marks != ""].astype(str).value_counts()
+    return ", ".join(str(m) if n == len(marks) else f"{m} ({n} of {len(marks)})" for m, n in counts.items())
 
 
 def threshold_column(data: "StudyData") -> str | None:
@@ -231,8 +236,7 @@ def _middle(runs: pd.DataFrame, name: str) -> float:
 
 
 def _distinct(runs: pd.DataFrame, name: str) -> str:
-    values = runs[name].dropna().astype(str).unique() if name in runs.columns else []
-    return "; ".join(value for value in values if value)
+    return "; ".join(v for v in runs[name].dropna().astype(str).unique() if v) if name in runs.columns else ""
 
 
 def failures(data: "StudyData") -> pd.DataFrame:
@@ -274,7 +278,7 @@ def missed_gate(data: "StudyData") -> int:
 
 
 def fewest_seeds(comparisons: int, alpha: float = 0.05) -> int:
-    """The fewest seeds at which a difference can be significant: 2 / 2^n is the smallest sign-flip p, Holm multiplies."""
+    """The fewest seeds at which a difference can be significant: the smallest sign-flip p is 2 / 2^n."""
     return 1 + math.ceil(math.log2(max(1, comparisons) / alpha))
 
 

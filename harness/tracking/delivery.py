@@ -170,7 +170,7 @@ class Delivery:
             return False
         received = self._received_run(study, run, mirror, began)
         before = received.model_dump()
-        status = run.status(received, live=live)
+        status, grown = run.status(received, live=live), run.has_news(received)
         if status == "RUNNING" != received.status:
             self.store.reopen(received.run_id)
             received.status = status
@@ -178,7 +178,7 @@ class Delivery:
         self._send_curves(run, mirror, received)
         self._send_files(run, mirror, received)
         self._send_outcome(study, run, mirror, received)
-        if status != received.status:
+        if status != received.status or (grown and status != "RUNNING"):
             self.store.close(received.run_id, status, run.ended or began)
             received.status = status
             ledger.write(run.path, mirror)

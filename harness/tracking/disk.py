@@ -172,10 +172,10 @@ class StudyFolder:
 
     def status(self, received: Received, *, live: bool, unfinished: str | None = None) -> str:
         """The parent run's status: FINISHED when every planned run has a record, else as it was or is to be."""
+        if all(record.exists() for record in self._records()):
+            return received.status if live else "FINISHED"
         if live:
             return "RUNNING"
-        if all(record.exists() for record in self._records()):
-            return "FINISHED"
         return unfinished or (received.status if received.status != "RUNNING" else "KILLED")
 
     def lacks(self, received: Received | None, *, live: bool) -> bool:

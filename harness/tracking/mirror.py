@@ -55,10 +55,10 @@ class Mirror:
         study, live = StudyFolder(self.folder), self._is_live()
         if study.document is None:
             return False
-        settled = self._delivery.settled if self._delivery else ()
+        runs = study.runs(besides=self._delivery.settled if self._delivery else ())  # labels those that are new
         parent = study.mirror.stores.get(self._key, {}).get(study.budget)
         return study.lacks(parent, live=live) or any(
-            run.lacks(mirror.stores.get(self._key), live=live) for run, mirror in study.runs(besides=settled)
+            run.lacks(mirror.stores.get(self._key), live=live) for run, mirror in runs
         )
 
     def deliver(self) -> int:

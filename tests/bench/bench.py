@@ -1,0 +1,192 @@
+"""`make bench`: speed as ratios within one run, medians of repeated pairs; writes results/reference/bench.md.
+
+The machines are shared and noisy, so nothing is compared with a number from another day.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from harness.conduct import resolve_jobs
+from harness.locate import find_ablation
+from harness.machine import commit, environment
+from harness.runner import run
+from harness.spec import RunSpec
+from harness.study import make_plan
+
+sys.path.insert(0, str(Path(__file__).parent))
+import bare
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+HARNESS = [sys.executable, "-m", "harness"]
+STEP_PAIRS, STEPS = 7, 300
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement of the table."""
+
+    what: str
+    measured: str
+    bound: str
+    holds: bool
+
+
+def study_against_bare(seeds: int, folder: Path) -> tuple[Row, float, list[RunSpec]]:
+    """A whole study's wall time against its bare loops' total divided by the workers."""
+    plan = make_plan("position", find_ablation("position").ablation, budget="quick", seeds=seeds, device="cpu")
+    specs = [cell.spec for cell in plan.cells]
+    workers = resolve_jobs("auto", "cpu")
+    begun = time.perf_counter()
+    subprocess.run(
+        [*HARNESS, "ablate", "position", "--seeds", str(seeds), "--results", str(folder)],
+        check=True,
+        stderr=subprocess.DEVNULL,
+    )
+    wall = time.perf_counter() - begun
+    with ThreadPoolExecutor(workers) as pool:
+        shares = list(pool.map(lambda i: sum(bare_seconds(specs[i::workers])), range(workers)))
+    ratio = wall / (sum(shares) / workers)
+    what = (
+        f"whole study ({len(specs)} runs, start-up, evaluation, MLflow and report included) ÷ (bare loops ÷ {workers})"
+    )
+    return Row(what, f"{ratio:.2f} ({wall:.0f} s)", "≤ 1.25", ratio <= 1.25), wall, specs
+
+
+def bare_seconds(specs: list[RunSpec]) -> list[float]:
+    """Seconds of each spec's bare loop, in one process with one thread."""
+    return call([sys.executable, str(HERE / "bare.py")], specs)
+
+
+def call(command: list[str], specs: list[RunSpec], *arguments: str) -> list[float]:
+    """What a measuring script prints for specs given in a file."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump([spec.document() for spec in specs], file)
+        file.flush()
+        printed = subprocess.run([*command, file.name, *arguments], check=True, capture_output=True, text=True).stdout
+    return [float(value) for value in json.loads(printed.splitlines()[-1])]
+
+
+def lightning_against_bare(spec: RunSpec) -> Row:
+    """Training time under Lightning with all that a run logs, against the bare loop; pairs in turn."""
+    torch.set_num_threads(1)
+    spec = spec.replace("train.steps", STEPS).replace("train.eval_every", STEPS)
+    bare.train(spec, 50)
+    ratios, steps = [], []
+    for _ in range(STEP_PAIRS):
+        seconds = bare.train(spec, STEPS)
+        ratios.append(float(run(spec).ledger["wall_seconds"]) / seconds)
+        steps.append(seconds / STEPS)
+    what = f"a step with Lightning, curves and attention maps ÷ a bare step of {median(steps) * 1e3:.0f} ms"
+    return Row(what, f"{median(ratios):.3f}", "≤ 1.08", median(ratios) <= 1.08)
+
+
+def peer_against_study(peer: str, specs: list[RunSpec], wall: float, steps: int) -> Row:
+    """What the same grid would take in a plain x-transformers loop, against our study's wall time."""
+    cells = {(spec.model.position.kind, spec.task.kind): spec for spec in specs}
+    seconds = call([peer, str(HERE / "peer.py")], list(cells.values()), str(steps))
+    total = sum(seconds) / len(seconds) * sum(spec.train.steps for spec in specs)
+    ratio = total / wall
+    what = f"x-transformers, padded, one process, default threads (steps timed, {total:.0f} s for the grid) ÷ our study"
+    return Row(what, f"{ratio:.2f}", "≥ 1.8", ratio >= 1.8)
+
+
+def finished_again(folder: Path, seeds: int) -> Row:
+    """A finished study is recognised."""
+    command = [*HARNESS, "ablate", "position", "--seeds", str(seeds), "--results", str(folder)]
+    times = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        times.append(time.perf_counter() - begun)
+    return Row("a finished study is recognised", f"{median(times):.1f} s", "≤ 3 s", median(times) <= 3)
+
+
+def help_cpu() -> Row:
+    """CPU time of `harness --help`."""
+    times = []
+    for _ in range(5):
+        before = _children_cpu()
+        subprocess.run([*HARNESS, "--help"], check=True, capture_output=True)
+        times.append(_children_cpu() - before)
+    return Row("`harness --help`, CPU", f"{median(times):.2f} s", "≤ 0.5 s", median(times) <= 0.5)
+
+
+def _children_cpu() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def memory_growth(position: str) -> Row:
+    """Peak memory of attention at 8192 tokens against 4096."""
+    peaks = [
+        int(
+            subprocess.run(
+                [sys.executable, str(HERE / "memory.py"), position, str(n)], check=True, capture_output=True
+            ).stdout
+        )
+        for n in (4096, 8192)
+    ]
+    ratio = peaks[1] / peaks[0]
+    measured = f"{ratio:.2f} ({peaks[0] / 2**20:.0f} → {peaks[1] / 2**20:.0f} MiB)"
+    return Row(
+        f"attention's peak memory, forward and backward, {position}: n = 8192 ÷ 4096", measured, "≤ 2.2", ratio <= 2.2
+    )
+
+
+def page(rows: list[Row], command: str) -> str:
+    """The table as Markdown, with where it was measured."""
+    machine = environment()
+    lines = [
+        "# Speed",
+        "",
+        "Ratios within one run; written by `make bench`.",
+        "",
+        "| what | measured | bound | |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row.what} | {row.measured} | {row.bound} | {'holds' if row.holds else '**missed**'} |" for row in rows
+    ]
+    versions = f"torch {machine['torch']}, Lightning {machine['pytorch_lightning']}"
+    where = f"{machine['cpu']}, {machine['cores']} cores, {versions}"
+    return "\n".join([*lines, "", f"{where}; commit {commit()}; `{command}`", ""])
+
+
+def main() -> int:
+    """Measure everything, write the page, exit 1 if a bound was missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--peer", help="interpreter of the environment with x-transformers; without it that row is left out"
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of the study that is timed")
+    parser.add_argument("--peer-steps", type=int, default=60)
+    parser.add_argument("--output", type=Path, default=ROOT / "results" / "reference" / "bench.md")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        row, wall, specs = study_against_bare(options.seeds, folder)
+        rows = [row, finished_again(folder, options.seeds)]
+        if options.peer:
+            rows.append(peer_against_study(options.peer, specs, wall, options.peer_steps))
+    rows += [lightning_against_bare(specs[0]), help_cpu(), memory_growth("RoPE"), memory_growth("ALiBi")]
+    text = page(rows, f"make bench ARGS='--seeds {options.seeds}'")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(text)
+    print(text)
+    return int(not all(row.holds for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,285 @@
+"""Scores against a slow pure-Python reference; greedy decoding; marks."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from harness.components.position import Learned, RoPE
+from harness.evaluate import (
+    CHUNK,
+    GREEDY_SAMPLES,
+    METRICS,
+    Model,
+    all_lengths,
+    greedy_agreement,
+    mean_score,
+    score_batch,
+    score_lengths,
+    was_seen,
+    whole,
+    zero_scores,
+)
+from harness.record import Score
+from harness.spec import Finite, Fresh, ModelSpec, RunSpec, TrainSpec
+from harness.transformer import Transformer, build_model
+from tasks import Batch, Copy, Lengths, Reverse, Task
+from tasks.task import EOS, IGNORED, SEP
+
+CPU = torch.device("cpu")
+LENGTHS = Lengths(train=(2, 4), test=(5, 7))
+MODEL = ModelSpec(d_model=16, num_heads=2, num_layers=1, position=RoPE())
+
+
+def reference(predictions: list[list[int]], targets: list[list[int]]) -> dict[str, float]:
+    """Every metric, a sequence at a time."""
+    exact, no_end, tokens_right, tokens = 0, 0, 0, 0
+    for predicted, wanted in zip(predictions, targets, strict=True):
+        asked = [(p, w) for p, w in zip(predicted, wanted, strict=True) if w != IGNORED]
+        content = [(p, w) for p, w in asked if w != EOS]
+        exact += all(p == w for p, w in asked)
+        no_end += all(p == w for p, w in content)
+        tokens_right += sum(p == w for p, w in content)
+        tokens += len(content)
+    return {
+        "exact_match": exact / len(targets),
+        "exact_match_no_end": no_end / len(targets),
+        "token_accuracy": tokens_right / tokens,
+    }
+
+
+def guesser(task: Task, seed: int, skill: float) -> tuple[list[Tensor], Model]:
+    """A model whose arg-max is right with a probability, and what it answered, a tensor a call."""
+    draw, answers = torch.Generator().manual_seed(seed), []
+
+    def guess(inputs: Tensor) -> Tensor:
+        logits = torch.randn(*inputs.shape, task.vocab_size, generator=draw)
+        for row, tokens in enumerate(inputs.tolist()):
+            right = [*task.oracle(tokens[1 : tokens.index(SEP)]), EOS]
+            for place, token in enumerate(right, start=tokens.index(SEP)):
+                if float(torch.rand((), generator=draw)) < skill:
+                    logits[row, place, token] = 9.0
+        answers.append(logits.argmax(-1))
+        return logits
+
+    return answers, guess
+
+
+@pytest.mark.parametrize("kind", [Copy, Reverse])
+@pytest.mark.parametrize("end", [True, False])
+@given(st.integers(1, 5), st.integers(0, 2**31), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+def test_scores_are_those_of_the_reference(kind: type[Task], end: bool, length: int, seed: int, skill: float) -> None:
+    task = kind(train_end_token=end, num_symbols=3)
+    batch = task.batch(seed, "eval", 0, 7, length, CPU)
+    answers, guess = guesser(task, seed, skill)
+    scores = score_batch(guess, batch)
+    assert tuple(scores) == METRICS
+    assert scores == pytest.approx(reference(torch.cat(answers).tolist(), batch.targets.tolist()))
+    if not end:
+        assert scores["exact_match"] == scores["exact_match_no_end"]
+    assert scores["exact_match"] <= scores["exact_match_no_end"]
+
+
+def flawless(batch: Batch, vocabulary: int = 20) -> Tensor:
+    """Logits that answer a batch, `(B, T, V)`."""
+    return torch.nn.functional.one_hot(batch.targets.clamp(min=0), vocabulary).float()
+
+
+def test_one_wrong_token_spoils_its_sequence_alone() -> None:
+    batch = Copy().batch(0, "eval", 0, 4, 5, CPU)
+    logits = flawless(batch)
+    assert score_batch(lambda _: logits, batch) == dict.fromkeys(METRICS, 1.0)
+    logits[1, 7] = -logits[1, 7]
+    scores = score_batch(lambda _: logits, batch)
+    assert scores == {"exact_match": 0.75, "exact_match_no_end": 0.75, "token_accuracy": pytest.approx(19 / 20)}
+
+
+def test_a_missed_end_costs_the_exact_match_with_the_end_only() -> None:
+    batch = Copy().batch(0, "eval", 0, 4, 5, CPU)
+    logits = flawless(batch)
+    logits[2, -1] = -logits[2, -1]
+    assert score_batch(lambda _: logits, batch) == {
+        "exact_match": 0.75, "exact_match_no_end": 1.0, "token_accuracy": 1.0
+    }  # fmt: skip
+
+
+def test_what_the_model_says_about_the_source_does_not_count() -> None:
+    batch = Copy().batch(0, "eval", 0, 4, 5, CPU)
+    logits = flawless(batch)
+    logits[:, :6] = torch.randn(4, 6, 20)
+    assert score_batch(lambda _: logits, batch) == dict.fromkeys(METRICS, 1.0)
+
+
+def test_more_sequences_than_fit_a_forward_pass_score_the_same() -> None:
+    batch = Copy(num_symbols=2).batch(0, "eval", 0, 2 * CHUNK + 3, 1, CPU)
+    answers, guess = guesser(Copy(num_symbols=2), 0, 0.7)
+    scores = score_batch(guess, batch)
+    assert [len(answer) for answer in answers] == [CHUNK, CHUNK, 3]
+    assert scores == pytest.approx(reference(torch.cat(answers).tolist(), batch.targets.tolist()))
+    assert 0 < scores["exact_match"] < scores["token_accuracy"] < 1
+
+
+def test_scoring_keeps_no_gradient() -> None:
+    model = build_model(MODEL, 20, seed=0)
+    batch = Copy().batch(0, "eval", 0, 2, 3, CPU)
+    seen: list[Tensor] = []
+
+    def watched(inputs: Tensor) -> Tensor:
+        seen.append(model(inputs))
+        return seen[-1]
+
+    score_batch(watched, batch)
+    assert not seen[0].requires_grad
+
+
+def test_whole_asks_only_where_asked() -> None:
+    right = torch.tensor([[True, False], [False, True], [True, True], [False, False]])
+    asked = torch.tensor([[True, False], [True, False], [True, True], [False, False]])
+    assert whole(right, asked).tolist() == [True, False, True, True]
+
+
+# --- by length -------------------------------------------------------------------------------------------------------
+
+
+def spec(task: Task | None = None, **train: object) -> RunSpec:
+    return RunSpec(
+        task=task or Copy(lengths=LENGTHS), model=MODEL, train=TrainSpec(**{"steps": 3, "batch_size": 2, **train})
+    )
+
+
+def test_lengths_are_scored_on_their_own_stream_and_in_their_order() -> None:
+    run = spec()
+    model = build_model(run.model, run.task.vocab_size, seed=0)
+    scores = score_lengths(model, run, all_lengths(run.task), stream="eval", samples=6)
+    assert [(score.length, score.metric) for score in scores] == [(n, m) for n in (2, 3, 4, 5, 7) for m in METRICS]
+    for score in scores:
+        batch = run.task.batch(run.seed, "eval", 0, 6, score.length, CPU)
+        assert score.value == score_batch(model, batch)[score.metric]
+        assert score.mark == ""
+
+
+def test_a_length_that_the_model_cannot_take_scores_zero_and_is_marked() -> None:
+    run = spec().replace("model.position", Learned(max_length=2 + 2 * 5))
+    model = build_model(run.model, run.task.vocab_size, seed=0)
+    scores = score_lengths(model, run, all_lengths(run.task), stream="eval", samples=6)
+    marks = {score.length: score.mark for score in scores}
+    assert marks == {2: "", 3: "", 4: "", 5: "", 7: "unsupported"}
+    assert {score.metric: score.value for score in scores if score.length == 7} == dict.fromkeys(METRICS, 0.0)
+
+
+def test_other_errors_of_a_model_are_not_taken_for_an_unsupported_length() -> None:
+    def broken(inputs: Tensor) -> Tensor:
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        score_lengths(broken, spec(), [2], stream="eval", samples=2)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "steps", "seen"),
+    [
+        (4, 24, {2}),  # 24 · 2 samples over three lengths: 16 each; 4² = 16 sources of length 2
+        (4, 23, set()),
+        (4, 96, {2, 3}),
+        (4, 100_000, {2, 3, 4}),  # never a length beyond training
+    ],
+)
+def test_lengths_whose_space_training_exhausts_are_marked(symbols: int, steps: int, seen: set[int]) -> None:
+    run = spec(Copy(lengths=LENGTHS, num_symbols=symbols), steps=steps)
+    assert {length for length in all_lengths(run.task) if was_seen(run, length)} == seen
+    model = build_model(run.model, run.task.vocab_size, seed=0)
+    scores = score_lengths(model, run, all_lengths(run.task), stream="eval", samples=2)
+    assert {score.length for score in scores if score.mark == "seen"} == seen
+
+
+def test_finite_data_mark_no_more_than_they_hold() -> None:
+    task = Copy(lengths=LENGTHS, num_symbols=4)
+    fresh, finite = (
+        spec(task, steps=10_000, sampling=Fresh()),
+        spec(task, steps=10_000, sampling=Finite(num_samples=48)),
+    )
+    assert [length for length in (2, 3, 4) if was_seen(fresh, length)] == [2, 3, 4]
+    assert [length for length in (2, 3, 4) if was_seen(finite, length)] == [2]
+
+
+def test_a_model_that_diverged_scores_zero_everywhere() -> None:
+    scores = zero_scores(spec())
+    assert {(score.value, score.mark) for score in scores} == {(0.0, "diverged")}
+    assert {(score.length, score.metric) for score in scores} == {(n, m) for n in (2, 3, 4, 5, 7) for m in METRICS}
+
+
+def test_the_mean_weighs_lengths_alike() -> None:
+    scores = [Score(length=n, metric=m, value=n / 10 + (m == "token_accuracy")) for n in (2, 3, 7) for m in METRICS]
+    assert mean_score(scores, (2, 7)) == pytest.approx(0.45)
+    assert mean_score(scores, (2, 7), "token_accuracy") == pytest.approx(1.45)
+    assert mean_score(scores, range(2, 4)) == pytest.approx(0.25)
+    assert math.isnan(mean_score(scores, (99,)))
+    assert math.isnan(mean_score([], (2,)))
+
+
+# --- greedy ----------------------------------------------------------------------------------------------------------
+
+
+def greedy(model: Transformer, prompt: list[int], tokens: int) -> list[int]:
+    """Decoding as it is defined: predict one token, append it, again."""
+    sequence = list(prompt)
+    for _ in range(tokens):
+        sequence.append(int(model(torch.tensor([sequence]))[0, -1].argmax()))
+    return sequence[len(prompt) :]
+
+
+def test_teacher_forcing_and_greedy_decoding_agree_on_exact_match() -> None:
+    # On a half-trained model, so that both right and wrong answers occur.
+    task = Copy(lengths=Lengths(train=(1, 3), test=()), num_symbols=2)
+    run = RunSpec(task=task, model=MODEL, train=TrainSpec(eval_samples=8))
+    model = build_model(run.model, task.vocab_size, seed=0)
+    optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for step in range(60):
+        batch = Fresh().batch(task, 0, step, 16, CPU)
+        loss = torch.nn.functional.cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert greedy_agreement(model, run) == 1
+    batch = task.batch(0, "eval", 0, 40, 3, CPU)
+    forced = whole(model(batch.inputs).argmax(-1) == batch.targets, batch.targets != IGNORED).tolist()
+    decoded = [
+        greedy(model, row[:5], 4) == wanted[4:]
+        for row, wanted in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True)
+    ]
+    assert decoded == forced
+    assert 0 < sum(forced) < 40
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_greedy_agreement_finds_a_model_that_looks_ahead(end: bool) -> None:
+    # Reading the answer while predicting it is what teacher forcing alone cannot notice.
+    task = Copy(lengths=LENGTHS, train_end_token=end)
+
+    def cheat(inputs: Tensor) -> Tensor:
+        following = torch.cat([inputs[:, 1:], torch.full((len(inputs), 1), EOS)], dim=1)
+        return torch.nn.functional.one_hot(following, task.vocab_size).float()
+
+    batch = task.batch(0, "eval", 0, GREEDY_SAMPLES, 4, CPU)
+    assert score_batch(cheat, batch)["exact_match"] == 1
+    assert greedy_agreement(cheat, spec(task)) == 0
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_greedy_agreement_of_a_perfect_and_of_a_random_model_is_one(end: bool) -> None:
+    task = Copy(lengths=LENGTHS, train_end_token=end)
+
+    def perfect(inputs: Tensor) -> Tensor:
+        logits = torch.zeros(*inputs.shape, task.vocab_size)
+        for row, tokens in enumerate(inputs.tolist()):
+            start = tokens.index(SEP)
+            right = [*task.oracle(tokens[1:start]), EOS, EOS]
+            for place in range(start, len(tokens)):
+                logits[row, place, right[place - start]] = 1
+        return logits
+
+    assert greedy_agreement(perfect, spec(task)) == 1
+    assert greedy_agreement(build_model(MODEL, task.vocab_size, seed=0), spec(task)) == 1

@@ -1,0 +1,78 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.record import RunRecord, Score, read_curves, set_aside, write_atomically
+from harness.schema import UserError
+
+numbers = st.floats(allow_nan=True, allow_infinity=True)
+
+
+def record(**changes: object) -> RunRecord:
+    fields = {"fingerprint": "0" * 16, "spec": {"seed": 1}, "status": "finished"}
+    return RunRecord.model_validate({**fields, **changes})
+
+
+@given(value=st.floats(allow_nan=False), final=st.dictionaries(st.text(max_size=8), numbers, max_size=3))
+def test_a_record_reads_back_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, value: float, final: dict[str, float]
+) -> None:
+    path = tmp_path_factory.mktemp("record") / "record.json"
+    score = Score(length=3, metric="exact_match", value=value)
+    record(scores=(score,), final=final).write(path)
+    again = RunRecord.read(path)
+    assert again.scores == (score,)
+    assert again.final.keys() == final.keys()
+    assert all(
+        a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(again.final.values(), final.values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"fingerprint": "x"}', '{"a": 1}', "\x00\x01"])
+def test_a_corrupt_record_is_refused_in_one_sentence_with_its_path(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match="is not a run record") as caught:
+        RunRecord.read(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_set_aside_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text("broken")
+    assert set_aside(path).read_text() == "broken"
+    assert not path.exists()
+
+
+def test_an_atomic_write_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "deep" / "file", "one")
+    write_atomically(tmp_path / "deep" / "file", b"two")
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["file"]
+    assert (tmp_path / "deep" / "file").read_text() == "two"
+
+
+def test_a_failed_atomic_write_keeps_the_old_content(tmp_path: Path) -> None:
+    target = tmp_path / "folder"
+    (target / "inside").mkdir(parents=True)  # a folder that is not empty cannot be replaced by a file
+    with pytest.raises(OSError, match="folder"):
+        write_atomically(target, "new")
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_curves_leave_out_a_torn_line_and_a_second_telling(tmp_path: Path) -> None:
+    path = tmp_path / "curves.jsonl"
+    lines = [{"step": 10, "time": 1, "train/loss": 2.0}, {"step": 20, "time": 2, "train/loss": float("nan")}]
+    told_again = {"step": 10, "time": 9, "train/loss": 2.0}
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, told_again]) + '{"step": 30, "ti')
+    assert [line["step"] for line in read_curves(path)] == [10, 20]
+    assert read_curves(path)[0]["time"] == 1
+    assert math.isnan(read_curves(path)[1]["train/loss"])
+
+
+def test_no_curves_are_no_lines(tmp_path: Path) -> None:
+    assert read_curves(tmp_path / "absent.jsonl") == []

@@ -1,0 +1,221 @@
+"""RunSpec's own levels: schedules and samplings, and what may not be combined."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import Tensor
+
+from harness.components.position import ALiBi, Learned, RoPE
+from harness.module import answer_loss
+from harness.schema import explain
+from harness.spec import Constant, Finite, Fresh, ModelSpec, Padded, RunSpec, TrainSpec, WarmupCosine
+from harness.transformer import build_model
+from tasks import Batch, Copy, Lengths, Reverse
+from tasks.task import IGNORED
+
+CPU = torch.device("cpu")
+TASK = Copy(lengths=Lengths(train=(2, 5), test=(6,)), num_symbols=30)
+
+
+# --- schedules -------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 200), st.integers(0, 199))
+def test_constant_is_one(steps: int, step: int) -> None:
+    assert Constant().factor(step, steps) == 1
+
+
+def by_hand(step: int, steps: int, warmup: float, floor: float) -> float:
+    """Linear to 1 over `warmup` of the steps, then a half cosine that ends at `floor` on the last step."""
+    rising = round(warmup * steps)
+    if step < rising:
+        return (step + 1) / rising
+    last = steps - 1
+    share = (step - rising) / (last - rising) if last > rising else 0.0
+    return floor + (1 - floor) * (1 + math.cos(math.pi * share)) / 2
+
+
+@given(st.integers(1, 300), st.floats(0, 0.9), st.floats(0, 1), st.data())
+def test_warmup_cosine_is_its_formula(steps: int, warmup: float, floor: float, data: st.DataObject) -> None:
+    schedule, step = WarmupCosine(warmup=warmup, floor=floor), data.draw(st.integers(0, steps - 1))
+    assert schedule.factor(step, steps) == pytest.approx(by_hand(step, steps, warmup, floor))
+
+
+def test_warmup_cosine_rises_to_one_then_falls_to_its_floor() -> None:
+    factors = [WarmupCosine(warmup=0.1, floor=0.2).factor(step, 100) for step in range(100)]
+    assert factors[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
+    assert factors[10] == 1
+    assert factors[10:] == sorted(factors[10:], reverse=True)
+    assert factors[-1] == pytest.approx(0.2)
+    assert factors[54] == pytest.approx(0.6, abs=0.02)  # half-way down
+
+
+def test_a_schedule_never_stands_still_at_zero_from_the_first_step() -> None:
+    assert all(WarmupCosine(warmup=w, floor=0).factor(0, 50) > 0 for w in (0.0, 0.02, 0.5, 0.99))
+
+
+# --- samplings -------------------------------------------------------------------------------------------------------
+
+
+def rows(batch: Batch) -> list[tuple[int, ...]]:
+    """Each row's tokens, padding left out."""
+    return [tuple(token for token in row if token) for row in batch.inputs.tolist()]
+
+
+def length_of(batch: Batch) -> int:
+    return (batch.inputs.shape[1] - 2) // 2  # BOS source SEP answer
+
+
+@pytest.mark.parametrize("sampling", [Fresh(), Padded(), Finite(num_samples=50)], ids=lambda level: level.kind)
+def test_a_training_batch_is_a_pure_function_of_seed_and_step(sampling: Fresh | Padded | Finite) -> None:
+    forwards = [sampling.batch(TASK, 0, step, 6, CPU) for step in range(12)]
+    torch.manual_seed(99)
+    backwards = [sampling.batch(TASK, 0, step, 6, CPU) for step in reversed(range(12))][::-1]
+    for one, other in zip(forwards, backwards, strict=True):
+        assert torch.equal(one.inputs, other.inputs)
+        assert torch.equal(one.targets, other.targets)
+    reseeded = [sampling.batch(TASK, 1, step, 6, CPU) for step in range(12)]
+    assert [rows(batch) for batch in reseeded] != [rows(batch) for batch in forwards]
+    assert len({tuple(rows(batch)) for batch in forwards}) == 12
+
+
+def test_fresh_draws_one_length_a_batch_and_never_the_same_samples() -> None:
+    batches = [Fresh().batch(TASK, 0, step, 8, CPU) for step in range(200)]
+    assert {batch.inputs.shape[0] for batch in batches} == {8}
+    assert {length_of(batch) for batch in batches} == {2, 3, 4, 5}
+    long = [row for batch in batches if length_of(batch) == 5 for row in rows(batch)]
+    assert len(set(long)) > 0.99 * len(long)  # of 30⁵ possible
+
+
+def test_fresh_and_finite_count_their_samples() -> None:
+    assert Fresh().distinct(100, 8) == Padded().distinct(100, 8) == 800
+    assert Finite(num_samples=50).distinct(100, 8) == 50
+    assert Finite(num_samples=5000).distinct(100, 8) == 800
+
+
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 12))
+def test_padded_rows_are_those_of_one_length_batches(seed: int, step: int, batch_size: int) -> None:
+    batch = Padded().batch(TASK, seed, step, batch_size, CPU)
+    lengths = Counter((sum(token != 0 for token in row) - 2) // 2 for row in batch.inputs.tolist())
+    assert batch.inputs.shape == (batch_size, 2 * max(lengths) + 2)
+    expected = []
+    for length in sorted(lengths):
+        one = TASK.batch(seed, "train", step, lengths[length], length, CPU)
+        expected += list(zip(rows(one), one.targets.tolist(), strict=True))
+    for (tokens, targets), row, padded_targets in zip(expected, rows(batch), batch.targets.tolist(), strict=True):
+        assert row == tokens
+        assert padded_targets == targets + [IGNORED] * (batch.inputs.shape[1] - len(targets))
+
+
+def test_padded_lengths_differ_within_a_batch() -> None:
+    lengths = Counter(
+        len(row) for step in range(50) for row in rows(Padded().batch(TASK, 0, step, 8, CPU))
+    )  # 400 rows over four lengths
+    assert set(lengths) == {6, 8, 10, 12}
+    assert all(60 < count < 140 for count in lengths.values())
+
+
+@pytest.mark.parametrize("position", [RoPE(), ALiBi(), Learned(max_length=32)], ids=lambda level: level.kind)
+def test_the_padded_loss_is_the_weighted_mean_of_one_length_losses(position: RoPE | ALiBi | Learned) -> None:
+    model = build_model(ModelSpec(d_model=16, num_heads=2, position=position), TASK.vocab_size, seed=0)
+    batch = Padded().batch(TASK, 0, 0, 12, CPU)
+    lengths = Counter((len(row) - 2) // 2 for row in rows(batch))
+    assert len(lengths) > 1
+    summed, count = torch.zeros(()), 0
+    for length, number in lengths.items():
+        one = TASK.batch(0, "train", 0, number, length, CPU)
+        weight = int((one.targets != IGNORED).sum())
+        summed, count = summed + weight * answer_loss(model(one.inputs), one.targets), count + weight
+    torch.testing.assert_close(answer_loss(model(batch.inputs), batch.targets), summed / count)
+
+
+@given(st.integers(1, 60), st.integers(1, 12), st.integers(0, 3))
+def test_an_epoch_of_finite_sees_every_sample_exactly_once(num_samples: int, batch_size: int, seed: int) -> None:
+    sampling, epochs = Finite(num_samples=num_samples), []
+    lengths = [num_samples // 4 + (i < num_samples % 4) for i in range(4)]  # spread evenly over 2 … 5
+    steps = sum(-(-share // batch_size) for share in lengths)
+    for epoch in range(2):
+        seen: Counter[tuple[int, ...]] = Counter()
+        for step in range(epoch * steps, (epoch + 1) * steps):
+            batch = sampling.batch(TASK, seed, step, batch_size, CPU)
+            assert 1 <= len(batch.inputs) <= batch_size
+            seen.update(rows(batch))
+        epochs.append(seen)
+    assert epochs[0] == epochs[1]
+    assert epochs[0].total() == num_samples
+    by_length = Counter({(len(row) - 2) // 2: 0 for row in epochs[0]})
+    for row, times in epochs[0].items():
+        by_length[(len(row) - 2) // 2] += times
+    assert [by_length[length] for length in (2, 3, 4, 5)] == lengths
+
+
+def test_epochs_of_finite_have_other_orders_of_batches_and_of_rows() -> None:
+    sampling = Finite(num_samples=80)
+    epochs = [[sampling.batch(TASK, 0, step, 8, CPU) for step in range(12 * e, 12 * e + 12)] for e in range(3)]
+    orders = {tuple(length_of(batch) for batch in epoch) for epoch in epochs}
+    assert len(orders) == 3
+    groups = [{frozenset(rows(batch)) for batch in epoch} for epoch in epochs]
+    assert groups[0] != groups[1] != groups[2]  # not the same batches in another order
+
+
+@pytest.mark.parametrize("num_samples", [1, 3, 40])
+def test_finite_never_shows_more_samples_than_it_has(num_samples: int) -> None:
+    sampling = Finite(num_samples=num_samples)
+    seen = {row for step in range(60) for row in rows(sampling.batch(TASK, 0, step, 8, CPU))}
+    assert len(seen) <= num_samples == sampling.distinct(60, 8)
+    assert len(seen) >= 0.9 * num_samples
+
+
+def test_finite_targets_belong_to_their_inputs() -> None:
+    task = Reverse(lengths=TASK.lengths, num_symbols=9)
+    for step in range(10):
+        batch = Finite(num_samples=30).batch(task, 0, step, 8, CPU)
+        for read, wanted in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
+            source = read[1 : length_of(batch) + 1]
+            assert [token for token in wanted if token != IGNORED] == [*task.oracle(source), 3]
+
+
+# --- combinations ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("heads", "choices"), [(3, "2 or 4"), (7, "4 or 8"), (48, "32 or 64"), (100, "32 or 64")])
+def test_heads_that_do_not_divide_the_width_are_refused_with_the_nearest_that_do(heads: int, choices: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ModelSpec(num_heads=heads)
+    message = f"ModelSpec: num_heads = {heads} does not divide d_model = 64; choose {choices}"
+    assert explain(caught.value) == message
+
+
+def test_the_shape_of_a_model() -> None:
+    shape = ModelSpec(d_model=32, num_heads=4, num_layers=3).shape
+    assert (shape.d_model, shape.num_heads, shape.num_layers, shape.d_head) == (32, 4, 3, 8)
+
+
+@pytest.mark.parametrize(("longest", "limit"), [(3, 8), (10, 22)])
+def test_learned_positions_must_hold_the_longest_training_sequence(longest: int, limit: int) -> None:
+    task = Copy(lengths=Lengths(train=(1, longest), test=(longest + 1,)))
+    assert RunSpec(task=task, model=ModelSpec(position=Learned(max_length=limit)))  # test lengths may be unsupported
+    with pytest.raises(ValidationError, match=f"raise max_length to {limit} or more, or shorten task.lengths.train"):
+        RunSpec(task=task, model=ModelSpec(position=Learned(max_length=limit - 1)))
+
+
+def test_precision_follows_the_device() -> None:
+    assert RunSpec(task=TASK).precision == "fp32"
+    assert RunSpec(task=TASK, device="cuda").precision == "bf16"
+
+
+def test_the_defaults_are_the_originals() -> None:
+    spec = ModelSpec()
+    levels = (spec.position, spec.norm, spec.norm_placement, spec.scale, spec.feedforward)
+    assert [level.kind for level in levels] == ["Sinusoidal", "LayerNorm", "PostNorm", "InverseSqrt", "ReLU"]
+    assert TrainSpec().sampling == Fresh()
+
+
+def test_padding_is_never_a_target() -> None:
+    batch: Tensor = Padded().batch(TASK, 0, 0, 20, CPU).targets
+    assert not (batch == 0).any()
