@@ -165,7 +165,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     one = command("sync", commands.sync, "Deliver to the tracking store what it has not received.")
     _add_tracking(one)
     for name, one in made.items():
-        one.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="default: ./results")
+        one.add_argument("--results", type=_folder, default=Path("results"), metavar="DIR", help="default: ./results")
         if name != "dashboard":
             one.add_argument("--json", action="store_true", help="print one JSON document on stdout and nothing else")
     return parser, made
@@ -206,6 +206,10 @@ def _jobs(text: str) -> int | str:
         return _count(text)
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"{error}, nor 'auto'") from error
+
+
+def _folder(text: str) -> Path:
+    return Path(text).expanduser()
 
 
 def _port(text: str) -> int:

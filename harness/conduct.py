@@ -104,15 +104,16 @@ def run_study(
     display = display or Nobody()
     plan = make_plan(name, ablation, budget=budget, seeds=seeds, device=resolve_device(device))
     sources = tuple(map(str, plan.sources()))
-    results = writable(Path(results))
+    results = Path(results).expanduser().absolute()
     folder = results / name
+    mirror = Mirror(tracking_uri or default_uri(results), folder)
+    mirror.prepare()
+    make_writable(results)
     with locked(folder, name):
         states, notices = survey(plan, folder)
         display.begin(plan, states, notices)
         if is_current(plan, folder, states):
             return Outcome(folder, dict(Counter(states.values())), unchanged=True)
-        mirror = Mirror(tracking_uri or default_uri(results), folder)
-        mirror.prepare()
         write_plan(plan, folder, command)
         mirror.start()
         left = [cell for cell in plan.cells if states[cell.fingerprint] not in ENDED]
@@ -204,20 +205,18 @@ def _holder(text: str) -> str:
         return "another process"
 
 
-def writable(results: Path) -> Path:
-    """The results folder, made if need be.
+def make_writable(results: Path) -> None:
+    """Make the results folder if need be.
 
     Raises:
         UserError: it cannot be made or written.
     """
-    results = results.expanduser().absolute()
     try:
         results.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--results {results}: cannot be made ({error.strerror}); name a folder that can") from error
     if not os.access(results, os.W_OK | os.X_OK):
         raise UserError(f"--results {results}: not writable; name another folder or change its rights")
-    return results
 
 
 def is_current(plan: Plan, folder: Path, states: dict[str, str]) -> bool:

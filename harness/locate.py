@@ -52,8 +52,8 @@ def study_name(given: str) -> str:
 
 
 def ablation_files() -> dict[str, Path]:
-    """The project's ablations by name."""
-    files = sorted(ABLATIONS.glob("[!_]*.py"))
+    """The project's ablations by name; `baseline.py` holds what they share."""
+    files = sorted(set(ABLATIONS.glob("[!_]*.py")) - {ABLATIONS / "baseline.py"})
     return {study_name(file.name): file for file in files}
 
 

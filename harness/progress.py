@@ -272,7 +272,7 @@ class LiveTable(_Watching):
         for last, row in zip([None, *rows], rows, strict=False):
             latest = list(row.latest.values())
             moving = [_decimal(_mean(p.loss for p in latest)), _rate(_mean(p.steps_per_second for p in latest))]
-            verdict = "baseline" if row.is_baseline else row.verdict
+            verdict = "baseline" if row.is_baseline else row.verdict if row.ended else ""
             sure = "" if row.complete else " dim"
             cells.append(
                 [

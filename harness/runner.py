@@ -26,6 +26,8 @@ from harness.spec import RunSpec
 
 __all__ = ["Interrupted", "Progress", "run"]
 
+WORSE = 1.25  # times the untrained loss, which is about that of guessing: no noise of a batch gets there
+
 logger = logging.getLogger("harness")
 logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)  # `run` never prints; records say what was done
 
@@ -138,9 +140,9 @@ class _Attempt:
 
     def _verdict(self) -> tuple[Status, str]:
         """Finished, unless training has made the model worse than it was at the start."""
-        last = read_curves(self.directory / "curves.jsonl")[-1]["train/loss"]
-        if last > self.initial_loss:
-            return "diverged", f"the training loss ended at {last:.3g}, above its start at {self.initial_loss:.3g}"
+        last, first = read_curves(self.directory / "curves.jsonl")[-1]["train/loss"], self.initial_loss
+        if last > WORSE * first:
+            return "diverged", f"the training loss ended at {last:.3g}, far above its start at {first:.3g}"
         return "finished", ""
 
     def _final(self) -> dict[str, float]:

@@ -76,6 +76,10 @@ class Ablation(Spec):
                 raise ValueError(
                     f"variants.{variant}: {strays[0]} is not among axes = {list(self.axes)}; declare it there"
                 )
+        tasks = list(self.tasks.items())
+        for index, (name, task) in enumerate(tasks):
+            if twin := next((other for other, same in tasks[:index] if same == task), None):
+                raise ValueError(f"tasks.{name} is the same as tasks.{twin}; change one or drop it")
         for budget in self.budgets:
             self._differ(budget)
         return self

@@ -99,7 +99,7 @@ def main(handle: int) -> None:
     pipe.send("ready")
     for job in pipe.jobs():
         status = work(job, pipe)
-        if status in ("failed", "out_of_memory") and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if status in ("failed", "out_of_memory") and torch.cuda.is_initialized():
             break  # a CUDA error stays with its process and would fail every run after
         gc.collect()  # trainer and model refer to each other; the next run would find their memory taken
     sys.stdout.flush()

@@ -365,7 +365,7 @@ def test_a_report_is_published_into_the_reference_folder(study: Path, call: Call
     assert {"report.html", "report.md", "provenance.json", "runs.csv"} <= {p.name for p in published.iterdir()}
 
 
-@pytest.mark.filterwarnings("default")  # those that importing mlflow gives
+@pytest.mark.filterwarnings("ignore")  # importing mlflow gives some
 def test_sync_finds_nothing_missing(study: Path, call: Caller) -> None:
     code, out, _ = call("sync", "--results", study / "results", "--json")
     assert code == 0
@@ -373,7 +373,7 @@ def test_sync_finds_nothing_missing(study: Path, call: Caller) -> None:
     assert list(json.loads(out)["delivered"]) == ["mine"]
 
 
-@pytest.mark.filterwarnings("default")
+@pytest.mark.filterwarnings("ignore")
 def test_sync_without_a_server_says_so_and_exits_1(study: Path, call: Caller) -> None:
     code, out, _ = call("sync", "--results", study / "results", "--tracking-uri", "http://127.0.0.1:9", "--json")
     assert code == 1

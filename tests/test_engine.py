@@ -47,13 +47,14 @@ SOURCE = """
 
     class Slow(Copy):
         seconds: float = 0.0
+        until: str = ""  # slow only until this file is there
         harm_at: int = -1
         how: str = ""
         once: str = ""  # a file that says that it has happened
 
         def batch(self, seed, stream, step, *shape):
             if stream == "train":
-                time.sleep(self.seconds)
+                time.sleep(0 if self.until and Path(self.until).exists() else self.seconds)
                 if step == self.harm_at and not (self.once and Path(self.once).exists()):
                     self.once and Path(self.once).touch()
                     harm(self.how)
@@ -145,6 +146,13 @@ def nothing_is_left_behind(undisturbed):
     assert (handles(), threading.active_count()) == before
 
 
+def comes_to_be(path, seconds=60):
+    end = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    return path.exists()
+
+
 def of(kind, events):
     return [event for event in events if isinstance(event, kind)]
 
@@ -161,17 +169,15 @@ def test_jobs_run_in_order_on_workers_that_are_started_once(make_job, tmp_path, 
             for event in engine.run(batch):
                 events.append(event)
                 pids |= {worker.pid for worker in workers_of(os.getpid())}
-                if isinstance(event, Ended) and len(of(Ended, events)) == 1:
-                    time.sleep(3)  # a consumer that is busy elsewhere holds no worker up
+                if isinstance(event, Ended) and batch[0] is jobs[0]:  # a consumer that is busy holds no worker up
+                    assert comes_to_be(jobs[2].directory)
     assert len(pids) == 2
     assert [event.fingerprint for event in of(Started, events)] == [job.fingerprint for job in jobs]
     assert sorted(event.fingerprint for event in of(Ended, events)) == sorted(job.fingerprint for job in jobs)
     assert {event.status for event in of(Ended, events)} == {"finished"}
-    assert {event.worker for event in of(Started, events)} == {0, 1}
+    assert {event.worker for event in of(Started, events)} <= {0, 1}
     assert {type(event) for event in events} == {Started, Progressed, Ended, Tick}
     assert all(event.steps == 60 >= event.step > 0 < event.loss for event in of(Progressed, events))
-    records = [RunRecord.read(job.directory / "record.json") for job in jobs[:3]]
-    assert records[2].started - min(record.ended for record in records[:2]) < 2
 
 
 @pytest.mark.slow
@@ -210,8 +216,9 @@ def of_job(job, events):
 
 
 @pytest.mark.slow
-def test_stopped_in_a_signal_handler_all_is_saved_and_resumes_with_the_same_bits(make_job, undisturbed):
-    jobs = [make_job(seed, seconds=0.03) for seed in range(3)]
+def test_stopped_in_a_signal_handler_all_is_saved_and_resumes_with_the_same_bits(make_job, undisturbed, tmp_path):
+    resumed = tmp_path / "resumed"
+    jobs = [make_job(seed, seconds=0.2, until=str(resumed)) for seed in range(3)]
     events, begun = [], 0.0
     with LocalEngine(2) as engine:
         before = signal.signal(signal.SIGALRM, lambda *_: engine.stop())
@@ -221,12 +228,13 @@ def test_stopped_in_a_signal_handler_all_is_saved_and_resumes_with_the_same_bits
                 signal.setitimer(signal.ITIMER_REAL, 0.01)
                 begun = time.monotonic()
         signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 6
     stopped = {event.fingerprint: event.step for event in of(Interrupted, events)}
     assert stopped.keys() == {job.fingerprint for job in jobs[:2]}
     assert len(of(Started, events)) == 2
     assert not of(Ended, events) + of(Died, events)
 
+    resumed.touch()
     with LocalEngine(1) as engine:
         events = list(engine.run(jobs))
     for job in jobs[:2]:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import harness.report
 from harness.record import RunRecord, Score
 from harness.report import answer, csv, write_report
-from harness.report.inside import changes, similarity
+from harness.report.inside import block, changes, maps_across, similarity
 from harness.report.tables import by_length, comparison, failures, flat, ledger, runs_table, scores_table, verdicts
 from harness.report.wording import decimal, interval, percent, quantity, ranges, seconds
 from harness.results import StudyData, load_study
@@ -589,6 +589,24 @@ def test_an_earlier_report_is_written_over(tmp_path: Path) -> None:
     )
     write_report(data, tmp_path / "r")
     assert len(table(tmp_path / "r" / "runs.csv")) == 4
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "rows", "columns"), [(2, 4, 2, 4), (3, 4, 3, 4), (6, 4, 1, 6), (1, 16, 1, 1), (12, 12, 1, 8)]
+)
+def test_attention_maps_stand_a_row_a_layer_until_there_are_too_many(
+    layers: int, heads: int, rows: int, columns: int
+) -> None:
+    drawn = block(np.tril(np.full((layers, heads, 5, 5), 0.2)), across=8)
+    assert drawn.columns == columns
+    assert len(drawn.places) == rows * columns
+    assert drawn.places[-1][2] == (
+        f"layer {layers}, head {heads}" if rows > 1 else f"layer {layers}, mean of {heads} heads"
+    )
+    top, left, _ = drawn.places[0]
+    assert drawn.image[top, left] == pytest.approx(0.2)
+    assert math.isnan(drawn.image[top, left + 1])  # ahead of the query
+    assert [maps_across(tokens) for tokens in (22, 42, 500)] == [8, 4, 1]
 
 
 # Names of users' own

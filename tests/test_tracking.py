@@ -172,7 +172,9 @@ def stored(uri, name="position"):
             "tags": {key: tag for key, tag in run.data.tags.items() if key != MLFLOW_PARENT_RUN_ID},
             "data": [(entry.dataset.name, entry.dataset.digest) for entry in run.inputs.dataset_inputs],
             "metrics": {
-                key: sorted((m.step, repr(m.value), m.timestamp) for m in client.get_metric_history(run.info.run_id, key))
+                key: sorted(
+                    (m.step, repr(m.value), m.timestamp) for m in client.get_metric_history(run.info.run_id, key)
+                )
                 for key in run.data.metrics
             },
             "artifacts": sorted(_artifacts(client, run.info.run_id)),
@@ -233,11 +235,16 @@ def test_a_finished_study_arrives_whole(study, uri):
     assert run["params"]["model.position"] == "RoPE"
     assert run["params"]["model.position.base"] == "10000.0"
     assert run["params"]["task.lengths.train"] == "[1, 10]"
-    assert run["tags"] | {"variant": "rope", "seed": "0", "attention_backend": "flash", "commit": "0123abc"} == run["tags"]
+    assert (
+        run["tags"] | {"variant": "rope", "seed": "0", "attention_backend": "flash", "commit": "0123abc"} == run["tags"]
+    )
     assert run["data"] == [("Copy", run["data"][0][1])]
     assert [m[0] for m in run["metrics"]["train/loss"]] == list(range(10, STEPS + 1, 10))  # the final value is its last
     assert [(m[0], m[1]) for m in run["metrics"]["eval/extrapolation"]] == [(50, "0.1"), (100, "0.25")]
-    assert [(m[0], m[1]) for m in run["metrics"]["eval/exact_match_by_length"]][-2:] == [(11, repr(1 / 11)), (12, repr(1 / 12))]
+    assert [(m[0], m[1]) for m in run["metrics"]["eval/exact_match_by_length"]][-2:] == [
+        (11, repr(1 / 11)),
+        (12, repr(1 / 12)),
+    ]
     assert run["metrics"]["train/steps_to_threshold"][0][1] == "nan"
     assert run["metrics"]["parameters"][0][1] == "1000.0"
     assert {"spec.json", "record.json", "run.log"} <= set(run["artifacts"])
@@ -268,7 +275,10 @@ def test_images_are_named_as_mlflow_names_its_own(study, uri):
     ours = [path for path in rows(uri)["rope · copy · seed 0"]["artifacts"] if path.startswith("images/")]
     assert len(ours) == 6
     assert theirs <= {pattern(path) for path in ours}
-    assert rows(uri)["rope · copy · seed 0"]["tags"]["mlflow.loggedImages"] == client.get_run(own).data.tags["mlflow.loggedImages"]
+    assert (
+        rows(uri)["rope · copy · seed 0"]["tags"]["mlflow.loggedImages"]
+        == client.get_run(own).data.tags["mlflow.loggedImages"]
+    )
 
 
 def test_a_second_delivery_sends_nothing_and_changes_nothing(study, uri):
@@ -345,7 +355,9 @@ def test_more_points_than_mlflow_takes_at_once(study, uri):
     study.train(fingerprint, 0, 10)
     with (study.path(fingerprint) / "curves.jsonl").open("a") as file:
         for step in range(20, 12_000, 10):
-            file.write(json.dumps({"step": step, "time": T0 + step, "train/loss": 1.0, "train/gradient_norm": 2.0}) + "\n")
+            file.write(
+                json.dumps({"step": step, "time": T0 + step, "train/loss": 1.0, "train/gradient_norm": 2.0}) + "\n"
+            )
     Mirror(uri, study.folder).deliver()
     assert len(rows(uri)["sinusoidal · copy · seed 0"]["metrics"]["train/loss"]) == 1199
 
@@ -460,7 +472,7 @@ def test_budgets_have_parents_of_their_own(study, uri, tmp_path):
 
 def test_what_mlflow_refuses_holds_up_nothing_else(study, uri):
     study.finish()
-    refused, other = study.fingerprints
+    refused = study.fingerprints[0]
     with (study.path(refused) / "curves.jsonl").open("a") as file:
         file.write('{"step": 110, "time": 1700000000110, "train/loss @ 3": 1.0}\n')
     with pytest.raises(StoreError, match="1 runs are refused"):
@@ -485,7 +497,7 @@ def test_a_corrupt_record_counts_as_none_and_a_corrupt_plan_is_an_error(study, u
     Mirror(uri, study.folder).deliver()
     assert rows(uri)["sinusoidal · copy · seed 0"]["status"] == "KILLED"
     (study.folder / "study.json").write_text("{")
-    with pytest.raises(UserError, match="study.json is corrupt"):
+    with pytest.raises(UserError, match=r"study\.json is corrupt"):
         Mirror(uri, study.folder).deliver()
 
 
@@ -520,7 +532,9 @@ def test_runs_left_running_by_a_kill_are_reaped(study, uri):
     from mlflow import MlflowClient
 
     study.train(study.fingerprints[0], 0, 40)
-    pid = in_child(lambda: (live := Mirror(uri, study.folder), live.start(), wait_until(lambda: not live.pending()), die()))
+    pid = in_child(
+        lambda: (live := Mirror(uri, study.folder), live.start(), wait_until(lambda: not live.pending()), die())
+    )
     os.waitpid(pid, 0)
     assert rows(uri)["sinusoidal · copy · seed 0"]["status"] == "RUNNING"
     client = MlflowClient(uri)
@@ -623,14 +637,15 @@ def test_killed_between_any_two_steps_and_delivered_again_nothing_is_missing_or_
 
     study.finish()
     deaths = 0
-    for moment in itertools.cycle((2, 3, 4, 5)):
+    for moment in itertools.cycle(range(3, 11)):
         pid = in_child(lambda moment=moment: (die_at(moment), Mirror(uri, study.folder).deliver()))
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         assert code in (0, -signal.SIGKILL)
         if code == 0:
             break
         deaths += 1
-    assert deaths > 10
+        assert deaths < 200, "no progress"
+    assert deaths > 10  # so many different moments were tried
     assert rows(uri) == undisturbed()
 
 
@@ -640,9 +655,9 @@ def test_killed_at_random_moments_and_delivered_again_nothing_is_missing_or_twic
 
     study, uri = Study(results, seeds=range(3)).finish(), default_uri(results)
     moments = random.Random(0)
-    for _ in range(8):
+    for attempt in range(8):
         pid = in_child(lambda: Mirror(uri, study.folder).deliver())
-        time.sleep(moments.uniform(0, 1.2))  # the first of them hit the creation of the tables
+        time.sleep(moments.uniform(0, 0.3 * (attempt + 1)))  # the first of them hit the creation of the tables
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     Mirror(uri, study.folder).deliver()
@@ -676,7 +691,12 @@ def mlflow_server(folder, port):
     """A real server that keeps its data in a folder; killed at the end."""
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder / "artifacts")]
+    command += [
+        "--backend-store-uri",
+        f"sqlite:///{folder}/mlflow.db",
+        "--artifacts-destination",
+        str(folder / "artifacts"),
+    ]
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
@@ -778,7 +798,12 @@ def test_a_malformed_uri_is_refused_in_one_sentence(uri, words, study):
 
 
 def test_what_can_be_a_store_is_let_pass(results, study):
-    for uri in ("http://127.0.0.1:5000", "https://user@host/path", "postgresql+psycopg://host/db", default_uri(results)):
+    for uri in (
+        "http://127.0.0.1:5000",
+        "https://user@host/path",
+        "postgresql+psycopg://host/db",
+        default_uri(results),
+    ):
         Mirror(uri, study.folder).prepare()
     assert not (results / "mlflow.db").exists()  # nothing is written before it is needed
 
@@ -807,7 +832,9 @@ def test_links_name_the_pages_that_compare_the_study(study, uri):
     assert all(run_id in compare for run_id in ids.values())
     assert all(link.address.startswith("http://x/#/") and " " not in link.address for link in links)
     assert "orderByKey=metrics.%60train%2Floss%60" in chart_link("http://x", "1", "train/loss")
-    assert compare_link("http://x", "1", ["a", "b"]).startswith("http://x/#/compare-runs?runs=%5B%22a%22%2C%20%22b%22%5D")
+    assert compare_link("http://x", "1", ["a", "b"]).startswith(
+        "http://x/#/compare-runs?runs=%5B%22a%22%2C%20%22b%22%5D"
+    )
 
 
 def test_parameters_have_one_spelling_with_the_specs():
@@ -822,7 +849,8 @@ def test_parameters_have_one_spelling_with_the_specs():
 
 
 def test_the_description_begins_with_the_answer_and_ends_before_the_first_section():
-    report = "# Title\n\n**Question?**\n\n> The answer\n> goes on.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n## Curves\n\n![c](c.png)\n"
-    assert report_head(report) == ["The answer\ngoes on.", "**Question?**", "| a | b |\n|---|---|\n| 1 | 2 |"]
+    answer, table = "> The answer\n> goes on.", "| a | b |\n|---|---|\n| 1 | 2 |"
+    report = f"# Title\n\n**Question?**\n\n{answer}\n\n{table}\n\n## Curves\n\n![c](c.png)\n"
+    assert report_head(report) == ["The answer\ngoes on.", "**Question?**", table]
     assert report_head("") == []
     assert sum(map(len, report_head("\n\n".join(["word " * 100] * 100)))) <= 4000

@@ -23,10 +23,11 @@ from PIL import Image as Raster
 
 from harness.record import write_atomically
 from harness.report.answer import answer
+from harness.report.blocks import Image, Page
 from harness.report.figures import Picture, score_pictures
 from harness.report.inside import inside_pictures
 from harness.report.look import drawing
-from harness.report.page import Image, Page, compose
+from harness.report.page import compose
 from harness.report.tables import Findings, findings, runs_table, scores_table
 
 if TYPE_CHECKING:

@@ -134,7 +134,8 @@ def _gate(data: "StudyData") -> str:
     if not missed:
         return ""
     gate = decimal(data.document["gate"], 2)
-    return f"{counted(missed, 'finished run')} missed the gate of {gate} at the training lengths"
+    finished = counted(outcome_counts(data)["finished"], "finished run")
+    return f"{missed} of {finished} missed the gate of {gate} at the training lengths"
 
 
 def _to_come(data: "StudyData") -> str:

@@ -169,8 +169,8 @@ def _rows_figure(tasks: int, names: list[str], ylabels: bool = True) -> tuple[Fi
 def _offsets(seeds: pd.Series, order: list[int]) -> np.ndarray:
     """Where in its row each seed stands, above the mean: the same place in every row, so that pairs can be followed."""
     places = {seed: place for place, seed in enumerate(order)}
-    step = 0.44 / max(1, len(order) - 1)
-    return np.array([-0.36 + step * places[seed] for seed in seeds])
+    step = 0.42 / max(1, len(order) - 1)
+    return np.array([-0.38 + step * places[seed] for seed in seeds])
 
 
 def scores(found: Findings, look: Look) -> Picture | None:
@@ -221,7 +221,7 @@ def _mean_and_interval(ax: Axes, rows: pd.DataFrame, row: int, centre: str, shap
     if rows.empty or not np.isfinite(rows[centre].iloc[0]):
         return
     mean, low, high = (float(rows[column].iloc[0]) for column in (centre, "low", "high"))
-    height = row + 0.27
+    height = row + 0.3
     if np.isfinite([low, high]).all():
         ax.plot(
             [low, high], [height, height], color=shape.colour, lw=1.8, zorder=3, solid_capstyle="butt", clip_on=False
@@ -318,7 +318,7 @@ def loss(found: Findings, look: Look) -> Picture | None:
         _diverged_ends(ax, own, statuses, look)
         ax.set(title=safe(task), xlabel="training step", ylabel="")
         _label_left(ax, "training loss (nats a token)")
-        if (own["value"] > 0).all():
+        if own["value"].min() > 0 and own["value"].max() > 10 * own["value"].min():
             ax.set_yscale("log")
     shown = [name for name in look if name in set(curves["variant"])]
     handles = [key(name, look[name], marker=False) for name in shown]

@@ -20,10 +20,12 @@ from harness.report.tables import Findings, records, variants_of
 
 Floats = npt.NDArray[np.float64]
 
-MAPS = 8  # across a page; a model with more heads shows each layer's mean over heads, with more layers the last ones
-GAP, HEADING = 2, 3  # cells between two maps, above a strip
+MAPS = 8  # at most so many maps side by side
+MOST_HEADS = 12  # a model with more shows each layer's mean over heads
+WIDTH, SMALLEST, LARGEST = PAGE * 1.5, 0.05, 0.08  # inches: a figure, a map's cells
+FOOT = 0.95  # inches below the maps, for the colour bar
+GAP, HEADING, NAME, BESIDE, BELOW = 2, 3, 4, 5, 5  # cells: between maps, above a map, above, beside, below a block
 NOTHING = 2.0  # a weight that cannot be, drawn white
-LEFT, RIGHT, BELOW = 0.75, 0.1, 0.95  # inches around the maps
 REFERENCES = 3  # positions from which similarity is drawn
 
 
@@ -69,7 +71,7 @@ def read_maps(row: dict[str, object]) -> Maps | None:
 
 
 def attention_picture(found: Findings, task: str, files: pd.DataFrame) -> Picture | None:
-    """A row a variant, a map a head."""
+    """A block a variant, a map a head."""
     if files.empty:
         return None
     rows = {str(row["variant"]): row for row in records(files)}
@@ -91,75 +93,102 @@ def file_name(name: str) -> str:
 
 
 def attention_figure(maps: list[Maps]) -> Figure:
-    """A strip of maps a variant, all on one colour scale from 0 (pale) to 1 (dark).
+    """A block of maps a variant, all on one colour scale from 0 (pale) to 1 (dark).
 
     It is one image on one axes, in units of a map's cells: an axes a map, with ticks, takes seconds.
     """
-    strips = [strip(each.weights) for each in maps]
-    columns = max(image.shape[1] for image, _ in strips)
-    tops = np.cumsum([0, *(len(image) + HEADING for image, _ in strips)])
-    rows = int(tops[-1])
-    sheet = np.full((rows, columns), NOTHING)
-    for (image, _), top in zip(strips, tops, strict=False):
-        sheet[top + HEADING : top + HEADING + len(image), : image.shape[1]] = image
-    cell = (PAGE * 1.5 - LEFT - RIGHT) / columns  # inches
-    height = rows * cell + BELOW
-    figure = Figure(figsize=(PAGE * 1.5, height))
-    ax = figure.add_axes((LEFT / (PAGE * 1.5), BELOW / height, columns * cell / (PAGE * 1.5), rows * cell / height))
-    colours = sns.color_palette("rocket_r", as_cmap=True).with_extremes(bad="#d9dcdf", over="white")
-    drawn = ax.imshow(sheet, cmap=colours, vmin=0, vmax=1, interpolation="nearest", aspect="auto")
-    ax.set_axis_off()
-    size = min(8.0, cell * 72 * 0.95)
-    for place, (each, (_, titles), top) in enumerate(zip(maps, strips, tops, strict=False)):
-        is_shared = place + 1 < len(maps) and maps[place + 1].labels == each.labels
-        _label_strip(ax, each, titles, top + HEADING, size, keys=not is_shared)
-    scale = figure.add_axes((0.36, 0.45 / height, 0.28, 0.09 / height))
-    figure.colorbar(
-        drawn, cax=scale, orientation="horizontal", label="attention weight (grey: tokens ahead, not visible)"
-    )
+    size = max(each.weights.shape[-1] for each in maps)
+    blocks = [block(each.weights, maps_across(size)) for each in maps]
+    per_line = min(len(maps), max(1, maps_across(size) // max(drawn.columns for drawn in blocks)))
+    shared = all(each.labels == maps[0].labels for each in maps)
+    height = max(len(drawn.image) for drawn in blocks) + NAME + (0 if shared else BELOW)
+    width = max(drawn.image.shape[1] for drawn in blocks) + BESIDE
+    lines = -(-len(maps) // per_line)
+    sheet = np.full((lines * height + BELOW, per_line * width + GAP), NOTHING)
+    corners = [(place // per_line * height + NAME, place % per_line * width + BESIDE) for place in range(len(maps))]
+    for drawn, (top, left) in zip(blocks, corners, strict=True):
+        sheet[top : top + drawn.image.shape[0], left : left + drawn.image.shape[1]] = drawn.image
+    figure, ax, cell = _draw_sheet(sheet)
+    for place, (each, drawn, corner) in enumerate(zip(maps, blocks, corners, strict=True)):
+        is_last = place + per_line >= len(maps)
+        _label_block(
+            ax, each, drawn, corner, cell, queries=not shared or place % per_line == 0, keys=not shared or is_last
+        )
     return figure
 
 
-def _label_strip(ax: Axes, maps: Maps, titles: list[str], top: int, size: float, *, keys: bool) -> None:
-    """Names of variant, maps and tokens around one strip, whose first row is `top`; `size` is the tokens' font size.
+def maps_across(size: int) -> int:
+    """How many maps of `size` tokens fit side by side."""
+    return int(min(MAPS, max(1, WIDTH / SMALLEST // (size + GAP))))
 
-    Keys are named below a strip, unless the next one has the same.
+
+@dataclass(frozen=True)
+class MapBlock:
+    """The maps of one variant as one image, `columns` across; `places` has each map's row, column and title."""
+
+    image: Floats
+    columns: int
+    places: list[tuple[int, int, str]]
+
+
+def block(weights: Floats, across: int) -> MapBlock:
+    """A row a layer, a column a head; in models too large for that, one row with each layer's mean over heads.
+
+    What is ahead of a query becomes NaN.
     """
-    length = len(maps.labels)
-    for place, label in enumerate(maps.labels):
-        ax.text(-0.8, top + place, safe(label), ha="right", va="center", fontsize=size)
-    for index, title in enumerate(titles):
-        start = index * (length + GAP)
-        ax.text(start + length / 2 - 0.5, top - 0.9, title, ha="center", va="bottom", fontsize=7.5, color=MUTED)
-        for place, label in enumerate(maps.labels if keys else []):
-            ax.text(start + place, top + length - 0.2, safe(label), ha="center", va="top", rotation=90, fontsize=size)
-    ax.text(
-        -6,
-        top + length / 2,
-        safe(maps.variant),
-        ha="center",
-        va="center",
-        rotation=90,
-        fontsize=9.5,
-        weight="bold",
-        color=INK,
-    )
-
-
-def strip(weights: Floats) -> tuple[Floats, list[str]]:
-    """Maps side by side with gaps, `(T, maps · (T + GAP) − GAP)`, and their titles; what is ahead of a query is NaN."""
     layers, heads, size, _ = weights.shape
-    if layers * heads <= MAPS:
-        shown = weights.reshape(-1, size, size)
-        titles = [f"layer {layer + 1}, head {head + 1}" for layer in range(layers) for head in range(heads)]
+    if heads <= across and layers * heads <= MOST_HEADS:
+        grid = weights
+        titles = [[f"layer {layer + 1}, head {head + 1}" for head in range(heads)] for layer in range(layers)]
     else:
-        shown = weights.mean(axis=1)[-MAPS:]
-        titles = [f"layer {layer + 1}, mean of {heads} heads" for layer in range(layers)][-MAPS:]
+        grid = weights.mean(axis=1)[None, -across:]
+        titles = [[f"layer {layer + 1}, mean of {heads} heads" for layer in range(layers)][-across:]]
     ahead = np.triu(np.ones((size, size), dtype=bool), 1)
-    if not np.nan_to_num(shown[:, ahead]).any():
-        shown = np.where(ahead, np.nan, shown)
-    gap = np.full((len(shown), size, GAP), NOTHING)
-    return np.concatenate(list(np.concatenate([shown, gap], axis=2)), axis=1)[:, :-GAP], titles
+    if not np.nan_to_num(grid[..., ahead]).any():
+        grid = np.where(ahead, np.nan, grid)
+    rows, columns = grid.shape[:2]
+    image = np.full((rows * (size + HEADING), columns * (size + GAP)), NOTHING)
+    places = []
+    for row in range(rows):
+        for column in range(columns):
+            top, left = row * (size + HEADING) + HEADING, column * (size + GAP)
+            image[top : top + size, left : left + size] = grid[row, column]
+            places.append((top, left, titles[row][column]))
+    return MapBlock(image, columns, places)
+
+
+def _draw_sheet(sheet: Floats) -> tuple[Figure, Axes, float]:
+    """The sheet with its colour bar; also the size of a cell in inches."""
+    rows, columns = sheet.shape
+    cell = min(LARGEST, WIDTH / columns)
+    width, height = columns * cell, rows * cell + FOOT
+    figure = Figure(figsize=(width, height))
+    ax = figure.add_axes((0, FOOT / height, 1, rows * cell / height))
+    colours = sns.color_palette("rocket_r", as_cmap=True).with_extremes(bad="#d9dcdf", over="white")
+    image = ax.imshow(sheet, cmap=colours, vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+    ax.set_axis_off()
+    scale = figure.add_axes((0.5 - 1.5 / width, 0.45 / height, 3 / width, 0.09 / height))
+    label = "attention weight (grey: tokens ahead, not visible)"
+    figure.colorbar(image, cax=scale, orientation="horizontal", label=label)
+    return figure, ax, cell
+
+
+def _label_block(
+    ax: Axes, maps: Maps, drawn: MapBlock, corner: tuple[int, int], cell: float, *, queries: bool, keys: bool
+) -> None:
+    """Names of variant, maps and tokens; queries stand left of the first column of maps, keys below the last row."""
+    top, left = corner
+    labels = [safe(label[:6]) for label in maps.labels]
+    size, small = len(labels), min(8.0, cell * 72 * 0.95)
+    ax.text(left - 0.5, top - 0.5, safe(maps.variant), ha="left", va="bottom", fontsize=9.5, weight="bold", color=INK)
+    last = drawn.places[-1][0]
+    for row, column, title in drawn.places:
+        y, x = top + row, left + column
+        ax.text(x - 0.5, y - 0.8, title, ha="left", va="bottom", fontsize=7, color=MUTED)
+        for place, label in enumerate(labels if queries and column == 0 else []):
+            ax.text(x - 0.9, y + place, label, ha="right", va="center", fontsize=small)
+        for place, label in enumerate(labels if keys and row == last else []):
+            ax.text(x + place, y + size - 0.2, label, ha="center", va="top", rotation=90, fontsize=small)
 
 
 def _attention_caption(maps: list[Maps]) -> str:

@@ -1,14 +1,13 @@
-"""What the page says, section by section, as blocks that HTML and Markdown both show: paragraphs, tables, pictures."""
+"""What the page says, section by section."""
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
 
 from harness.report.answer import lengths_phrase, pending, score_phrase, sentences
+from harness.report.blocks import Block, Cell, Image, Items, Page, Section, Table, Text
 from harness.report.tables import (
     IN_DISTRIBUTION,
     LEDGER,
@@ -39,7 +38,6 @@ from harness.report.wording import (
 )
 
 SYMBOLS = {"better": "▲", "worse": "▼", "equivalent": "=", "undecided": "?"}
-NUMERIC = re.compile(rf"^({ABSENT}|\[?[+−<≥]? ?[\d∞].*)$")
 LABELS = {
     "parameters": "parameters",
     "flops": "training FLOPs",
@@ -62,89 +60,6 @@ COSTS: dict[str, Callable[[float], str]] = {
     "wall_seconds": seconds,
     "peak_memory_bytes": lambda value: f"{value / 2**20:.0f} MiB",
 }
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A table's cell; `tone` is a verdict or `marked`, which only changes its looks."""
-
-    text: str
-    tone: str = ""
-
-
-@dataclass(frozen=True)
-class Text:
-    """A paragraph."""
-
-    text: str
-    kind: str = "text"
-
-
-@dataclass(frozen=True)
-class Items:
-    """A list."""
-
-    items: Sequence[str]
-    kind: str = "items"
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table; `folded` ones are opened by a click."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    caption: str = ""
-    folded: str = ""
-    kind: str = "table"
-
-    @property
-    def numeric(self) -> list[bool]:
-        """Which columns hold numbers, and so stand flush right."""
-        return [
-            all(NUMERIC.match(row[i].text) for row in self.rows) and any(row[i].text != ABSENT for row in self.rows)
-            for i in range(len(self.columns))
-        ]
-
-
-@dataclass(frozen=True)
-class Image:
-    """A picture as it stands in the page: `data` is its PNG in base64, `files` its names under figures/."""
-
-    title: str
-    caption: str
-    data: str
-    files: Sequence[str]
-    wide: bool = False
-    kind: str = "image"
-
-
-Block = Text | Items | Table | Image
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading with its blocks."""
-
-    title: str
-    blocks: Sequence[Block]
-
-    @property
-    def anchor(self) -> str:
-        """The heading's address in the page."""
-        return re.sub(r"\W+", "-", self.title.lower()).strip("-")
-
-
-@dataclass(frozen=True)
-class Page:
-    """The whole report."""
-
-    title: str
-    question: str
-    answer: tuple[str, str]
-    state: str
-    glance: Table | None
-    sections: Sequence[Section]
 
 
 def compose(found: Findings, images: dict[str, Image], now: datetime | None = None) -> Page:
@@ -310,12 +225,12 @@ def _verdict_table(found: Findings, task: str, rows: list[dict[Any, Any]]) -> Ta
 
 def _verdict_notes(rows: list[dict[Any, Any]], costs: dict[tuple[str, str], str]) -> list[Block]:
     """What qualifies a row: ties and what they leave open, and unequal costs."""
-    items = []
+    notes: dict[str, list[str]] = {}
     for row in rows:
-        notes = [row["note"] if is_known(row["note"]) else "", costs.get((row["variant"], row["task"]), "")]
-        if any(notes):
-            items.append(f"{row['variant']}: {' '.join(note for note in notes if note)}")
-    return [Items(items)] if items else []
+        for note in (row["note"], costs.get((row["variant"], row["task"]))):
+            if is_known(note):
+                notes.setdefault(str(note), []).append(row["variant"])
+    return [Items([f"{listed(names)}: {note}" for note, names in notes.items()])] if notes else []
 
 
 def _verdict_row(found: Findings, row: dict[Any, Any]) -> list[Cell]:
@@ -379,6 +294,8 @@ def _training(found: Findings, images: dict[str, Image]) -> list[Block]:
         blocks.append(images["steps_to_threshold"])
     if not found.speed.empty:
         blocks.append(_speed_table(found))
+    elif any(str(column).endswith("steps_to_threshold") for column in found.data.runs.columns):
+        blocks.append(Text("No run reached the threshold at which its training lengths count as learned."))
     return blocks
 
 

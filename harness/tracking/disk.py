@@ -189,7 +189,7 @@ class StudyFolder:
 def read_attention(path: Path) -> tuple[NDArray[np.floating], list[str]] | None:
     """Weights `(layers, heads, T, T)` and token names of an attention map; a corrupt file is set aside."""
     try:
-        with np.load(path) as arrays:
+        with path.open("rb") as file, np.load(file) as arrays:
             return arrays["weights"], [str(label) for label in arrays["labels"]]
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         aside = set_aside(path)

@@ -148,7 +148,7 @@ def _create_database(file: Path, artifacts: str) -> None:
     partial.unlink(missing_ok=True)
     made = SqlAlchemyStore(f"sqlite:///{partial}", artifacts)
     made.engine.dispose()
-    os.replace(partial, file)
+    partial.replace(file)
 
 
 @contextmanager

@@ -1,0 +1,224 @@
+"""Whole studies with real workers, a real sqlite store, and really killed processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from small_study import small
+
+from harness.conduct import Nobody, locked, make_writable, resolve_jobs, run_study
+from harness.engine import Ended, Event
+from harness.results import load_study
+from harness.schema import UserError
+from harness.study import Budget
+
+
+class Watcher(Nobody):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+        self.compared = 0
+
+    def event(self, event: Event) -> None:
+        if isinstance(event, Ended):
+            self.ended.append(event.fingerprint)
+
+    def verdicts(self, comparison: pd.DataFrame) -> None:
+        self.compared += 1
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watcher]:
+    """A study run to its end."""
+    results, watcher = tmp_path_factory.mktemp("results"), Watcher()
+    outcome = run_study(small(), name="small", budget="smoke", jobs=2, results=results, display=watcher)
+    assert (outcome.exit_code, outcome.counts) == (0, {"finished": 12})
+    return results, watcher
+
+
+def scores(folder: Path) -> pd.DataFrame:
+    return load_study(folder).scores
+
+
+def test_a_study_leaves_its_whole_folder(finished: tuple[Path, Watcher]) -> None:
+    results, watcher = finished
+    folder = results / "small"
+    for name in ("runs.csv", "scores.csv", "comparison.csv", "report.md", "report.html", "study.json"):
+        assert (folder / name).stat().st_size > 0
+    assert list((folder / "figures").glob("*.png"))
+    assert len(pd.read_csv(folder / "runs.csv")) == 12
+    assert len(pd.read_csv(folder / "comparison.csv")) == 4
+    assert len(watcher.ended) == watcher.compared == 12
+
+
+def test_every_run_is_in_the_store_under_the_id_that_runs_csv_names(finished: tuple[Path, Watcher]) -> None:
+    results, _ = finished
+    ids = pd.read_csv(results / "small" / "runs.csv")["mlflow_run_id"]
+    assert ids.notna().all()
+    assert ids.nunique() == 12
+    assert (results / "mlflow.db").exists()
+
+
+def test_written_scores_are_those_of_the_records_to_the_bit(finished: tuple[Path, Watcher]) -> None:
+    folder = finished[0] / "small"
+    written = pd.read_csv(folder / "scores.csv", float_precision="round_trip")
+    held = scores(folder)
+    assert written["value"].tolist() == held["value"].tolist()
+
+
+def test_a_finished_study_is_left_alone(finished: tuple[Path, Watcher]) -> None:
+    results, watcher = finished[0], Watcher()
+    stamps = {path: path.stat().st_mtime_ns for path in (results / "small").rglob("*") if path.name != "lock"}
+    outcome = run_study(small(), name="small", budget="smoke", results=results, display=watcher)
+    assert (outcome.unchanged, outcome.exit_code, watcher.ended) == (True, 0, [])
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+
+
+def test_more_seeds_run_only_what_is_new(finished: tuple[Path, Watcher], tmp_path: Path) -> None:
+    results, watcher = finished[0], Watcher()
+    before = scores(results / "small")
+    outcome = run_study(small(), name="small", budget="smoke", seeds=3, results=results, display=watcher)
+    assert (outcome.counts, len(watcher.ended)) == ({"finished": 18}, 6)
+    after = scores(results / "small")
+    assert after[after["seed"] < 2].reset_index(drop=True).equals(before)
+
+
+def test_the_number_of_workers_changes_no_bit(finished: tuple[Path, Watcher], tmp_path: Path) -> None:
+    run_study(small(), name="small", budget="smoke", jobs=1, results=tmp_path)
+    one, two = scores(tmp_path / "small"), scores(finished[0] / "small")
+    assert one.equals(two[two["seed"] < 2].reset_index(drop=True))
+
+
+def test_a_corrupt_record_is_set_aside_and_its_run_done_again(tmp_path: Path) -> None:
+    ablation = small(
+        variants={"sinusoidal": {}, "none": small().variants["none"]}, tasks={"copy": small().tasks["copy"]}
+    )
+    run_study(ablation, name="small", budget="smoke", seeds=1, results=tmp_path)
+    before = scores(tmp_path / "small")
+    record = next((tmp_path / "small" / "runs").glob("*/record.json"))
+    record.write_text("{")
+    watcher = Watcher()
+    run_study(ablation, name="small", budget="smoke", seeds=1, results=tmp_path, display=watcher)
+    assert len(watcher.ended) == 1
+    assert record.with_name("record.json.corrupt").exists()
+    assert scores(tmp_path / "small").equals(before)
+
+
+def test_failures_are_rows_and_the_exit_code_is_one(tmp_path: Path) -> None:
+    wild = {"train.learning_rate": 10.0, "train.gradient_clip": None}
+    ablation = small(
+        axes=("train",),
+        variants={"sinusoidal": {}, "wild": wild},
+        tasks={"copy": small().tasks["copy"]},
+        budgets={"smoke": Budget(seeds=1, changes={"train.steps": 200, "train.batch_size": 8})},
+    )
+    outcome = run_study(ablation, name="small", budget="smoke", results=tmp_path)
+    runs = load_study(outcome.folder).runs.set_index("variant")
+    assert runs.loc["wild", "status"] == "diverged"
+    assert runs.loc["wild", "cause"]
+    assert outcome.exit_code == 1
+    assert "diverged" in (outcome.folder / "report.md").read_text()
+
+
+STUDY = """
+import sys
+sys.path.insert(0, {tests!r})
+from harness.conduct import run_study
+from harness.study import Budget
+from small_study import small
+if __name__ == "__main__":
+    budgets = {{"smoke": Budget(seeds=1, changes={{"train.steps": 3000}})}}
+    sys.exit(run_study(small(budgets=budgets), name="small", budget="smoke", jobs=2, results={results!r}).exit_code)
+"""
+
+
+def launch(results: Path) -> "subprocess.Popen[bytes]":
+    script = results.parent / "study.py"
+    script.write_text(STUDY.format(tests=str(Path(__file__).parent), results=str(results)))
+    return subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.05)
+
+
+def under_way(results: Path) -> Callable[[], bool]:
+    return lambda: any(path.stat().st_size > 1000 for path in results.glob("small/runs/*/curves.jsonl"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_exits_130_within_seconds(results: Path, number: signal.Signals) -> None:
+    process = launch(results)
+    wait_for(under_way(results))
+    os.kill(process.pid, number)
+    sent = time.monotonic()
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert time.monotonic() - sent < 15
+    assert list(results.glob("small/runs/*/checkpoint.ckpt"))
+    assert not orphans(results)
+
+
+def test_a_second_invocation_says_who_is_running_and_corrupts_nothing(results: Path) -> None:
+    process = launch(results)
+    wait_for(under_way(results))
+    with pytest.raises(UserError, match=f"study 'small' is being run by process {process.pid} on .* since .*; wait"):
+        run_study(small(), name="small", budget="smoke", results=results)
+    assert json.loads((results / "small" / "study.json").read_text())["budget"] == "smoke"
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+
+
+def test_killing_the_conductor_leaves_no_worker_and_loses_no_record(results: Path) -> None:
+    process = launch(results)
+    wait_for(lambda: bool(list(results.glob("small/runs/*/record.json"))))
+    kept = {path: path.read_bytes() for path in results.glob("small/runs/*/record.json")}
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not orphans(results), seconds=30)
+    assert {path: path.read_bytes() for path in kept} == kept
+    with locked(results / "small", "small"):
+        assert load_study(results / "small").runs["status"].isin(["finished", "partial", "missing"]).all()
+
+
+def orphans(results: Path) -> list[str]:
+    """Worker processes whose open files lie under a results folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"harness.worker" in (process / "cmdline").read_bytes():
+                found += [str(p.readlink()) for p in (process / "fd").iterdir() if str(results) in str(p.readlink())]
+        except OSError:
+            continue
+    return found
+
+
+def test_a_results_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"--results .*: cannot be made"):
+        make_writable(tmp_path / "file" / "results")
+
+
+def test_a_malformed_uri_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="tracking URI"):
+        run_study(small(), name="small", budget="smoke", results=tmp_path / "results", tracking_uri="sqlit:///x.db")
+    assert not (tmp_path / "results").exists()
+
+
+def test_workers_are_as_many_as_cores_on_the_cpu_and_one_on_a_gpu() -> None:
+    assert resolve_jobs("auto", "cpu") == len(os.sched_getaffinity(0))
+    assert resolve_jobs("auto", "cuda") == 1
+    assert resolve_jobs(5, "cpu") == 5

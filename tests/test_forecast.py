@@ -1,0 +1,117 @@
+"""What `--plan` foretells: what is left, what a run costs, how long it takes; and it writes nothing."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.components.position import RoPE, Sinusoidal
+from harness.cost import training_flops
+from harness.forecast import forecast, training_cost
+from harness.record import RunRecord, Status
+from harness.spec import ModelSpec, RunSpec
+from harness.study import Ablation, Budget, Cell, Plan, make_plan, write_plan
+from tasks import Copy, Lengths
+
+SMALL = ModelSpec(d_model=16, num_layers=1, num_heads=2)
+
+
+def planned(seeds: int = 2, steps: int = 200) -> Plan:
+    ablation = Ablation(
+        question="What will it cost?",
+        model=SMALL,
+        tasks={"copy": Copy(lengths=Lengths(train=(1, 6), test=(8,)))},
+        axes=("model.position",),
+        baseline="sinusoidal",
+        variants={"sinusoidal": {"model.position": Sinusoidal()}, "RoPE": {"model.position": RoPE()}},
+        budgets={"quick": Budget(seeds=seeds, changes={"train.steps": steps})},
+    )
+    return make_plan("foretold", ablation, budget="quick", seeds=None, device="cpu")
+
+
+def record(folder: Path, cell: Cell, seconds: float, status: Status = "finished") -> None:
+    """Leave the record of a cell's run."""
+    flops = training_cost(cell.spec)[1]
+    RunRecord(
+        fingerprint=cell.fingerprint,
+        spec=cell.spec.document(),
+        status=status,
+        ledger={"wall_seconds": seconds, "flops": flops},
+    ).write(folder / "runs" / cell.fingerprint / "record.json")
+
+
+def test_a_run_s_cost_is_what_it_will_read() -> None:
+    spec = planned(steps=640).cells[0].spec
+    read: Counter[int] = Counter()
+    for step in range(spec.train.steps):
+        batch = spec.train.sampling.batch(spec.task, spec.seed, step, spec.train.batch_size, torch.device("cpu"))
+        read[batch.inputs.shape[1]] += batch.inputs.shape[0]
+    tokens, flops = training_cost(spec)
+    assert tokens == pytest.approx(sum(length * count for length, count in read.items()), rel=0.1)
+    assert flops == pytest.approx(training_flops(spec, read.items()), rel=0.1)
+
+
+def test_every_step_of_a_short_run_is_read() -> None:
+    spec = RunSpec(model=SMALL, task=Copy()).replace("train.steps", 3)
+    sizes = [spec.train.sampling.batch(spec.task, 0, step, 64, torch.device("cpu")).inputs for step in range(3)]
+    assert training_cost(spec)[0] == sum(inputs.numel() for inputs in sizes)
+
+
+def test_without_records_the_time_is_unknown(tmp_path: Path) -> None:
+    expected = forecast(planned(), tmp_path / "none")
+    assert expected.left == 4
+    assert expected.seconds(2) is None
+    assert {cell.basis for cell in expected.cells} == {"unknown"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_time_comes_from_the_same_cell_else_from_flops(tmp_path: Path) -> None:
+    plan = planned()
+    record(tmp_path, plan.cells[0], 30.0)
+    sinusoidal, rope = forecast(plan, tmp_path).cells
+    assert (sinusoidal.variant, sinusoidal.basis, sinusoidal.seconds) == ("sinusoidal", "runs of this cell", 30.0)
+    assert (sinusoidal.done, sinusoidal.left) == (1, 1)
+    assert rope.basis == "FLOPs"
+    assert rope.seconds == pytest.approx(30.0 * rope.flops / sinusoidal.flops)
+    assert forecast(plan, tmp_path).seconds(2) == pytest.approx((30.0 + 2 * (rope.seconds or 0)) / 2)
+
+
+def test_failed_runs_are_done_and_say_nothing_of_time(tmp_path: Path) -> None:
+    plan = planned(seeds=1)
+    for cell in plan.cells:
+        record(tmp_path, cell, 1.0, "diverged")
+    expected = forecast(plan, tmp_path)
+    assert [(cell.done, cell.failed, cell.left, cell.basis) for cell in expected.cells] == [(1, 1, 0, "unknown")] * 2
+    assert expected.seconds(2) == 0
+
+
+def test_an_interrupted_run_has_less_left(tmp_path: Path) -> None:
+    plan = planned(seeds=1)
+    directory = tmp_path / "runs" / plan.cells[0].fingerprint
+    directory.mkdir(parents=True)
+    (directory / "curves.jsonl").write_text(json.dumps({"step": 150, "time": 0, "train/loss": 1.0}) + "\n")
+    assert forecast(plan, tmp_path).cells[0].steps_left == 200  # no checkpoint to go on from
+    (directory / "checkpoint.ckpt").touch()
+    cell = forecast(plan, tmp_path).cells[0]
+    assert (cell.partial, cell.left, cell.steps_left) == (1, 1, 50)
+
+
+def test_stale_and_corrupt_records_are_named_and_left_alone(tmp_path: Path) -> None:
+    before = planned(steps=100)
+    write_plan(before, tmp_path, "harness ablate foretold")
+    for cell in before.cells:
+        record(tmp_path, cell, 1.0)
+    plan = planned(steps=200)
+    directory = tmp_path / "runs" / plan.cells[0].fingerprint
+    directory.mkdir()
+    (directory / "record.json").write_text("{")
+    files = sorted(tmp_path.rglob("*"))
+    expected = forecast(plan, tmp_path)
+    assert expected.left == 4
+    assert [notice.split(";")[0] for notice in expected.notices] == [
+        f"{directory / 'record.json'} is corrupt",
+        "4 earlier runs no longer fit their spec or result version and would be done again",
+    ]
+    assert sorted(tmp_path.rglob("*")) == files

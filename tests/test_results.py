@@ -1,0 +1,84 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_study import plan
+
+from harness.evaluate import METRICS
+from harness.record import RunRecord, Score
+from harness.results import load_study
+from harness.schema import UserError
+from harness.study import Plan, write_plan
+
+
+def write_records(folder: Path, made: Plan, statuses: dict[int, str]) -> None:
+    """Records for the cells by index; a finished run scores length / 10 everywhere."""
+    for index, status in statuses.items():
+        cell = made.cells[index]
+        scored = {"finished": lambda n: n / 10, "diverged": lambda n: 0.0}.get(status)
+        scores = tuple(
+            Score(length=n, metric=m, value=scored(n)) for n in range(1, 6) for m in METRICS if scored is not None
+        )
+        fields: dict[str, Any] = {"status": status, "cause": "" if status == "finished" else "why", "scores": scores}
+        fields |= {"final": {"train/loss": 1.5}, "ledger": {"parameters": 7, "attention_backend": "flash"}}
+        RunRecord(fingerprint=cell.fingerprint, spec=cell.spec.document(), **fields).write(
+            folder / "runs" / cell.fingerprint / "record.json"
+        )
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    write_plan(plan(), tmp_path, "harness ablate small")
+    write_records(tmp_path, plan(), {0: "finished", 1: "diverged", 2: "failed", 3: "out_of_memory"})
+    (tmp_path / "runs" / plan().cells[4].fingerprint).mkdir()
+    (tmp_path / "runs" / plan().cells[4].fingerprint / "curves.jsonl").write_text(
+        '{"step": 10, "time": 1, "train/loss": 2}\n'
+    )
+    return tmp_path
+
+
+def test_every_planned_run_has_a_row_whatever_became_of_it(study: Path) -> None:
+    runs = load_study(study).runs
+    assert len(runs) == len(plan().cells)
+    assert runs["status"].tolist()[:6] == ["finished", "diverged", "failed", "out_of_memory", "partial", "missing"]
+    assert runs["cause"].tolist()[:4] == ["", "why", "why", "why"]
+    assert runs.loc[0, "train/loss"] == 1.5
+    assert runs.loc[0, "parameters"] == 7
+    first = ["study", "variant", "task", "seed", "status", "cause", "fingerprint", "mlflow_run_id"]
+    assert runs.columns.tolist()[: len(first)] == first
+
+
+def test_the_primary_score_is_the_mean_over_test_lengths(study: Path) -> None:
+    primary = load_study(study).primary()
+    assert len(primary) == len(plan().cells)
+    assert primary["score"].tolist()[:2] == pytest.approx([0.45, 0.0])
+    assert all(math.isnan(score) for score in primary["score"].tolist()[2:])
+
+
+def test_scores_are_long_and_know_their_split(study: Path) -> None:
+    scores = load_study(study).scores
+    assert len(scores) == 2 * 5 * 3
+    assert set(scores.loc[scores["length"] <= 3, "split"]) == {"train"}
+    assert set(scores.loc[scores["length"] > 3, "split"]) == {"test"}
+
+
+def test_curves_of_unfinished_runs_are_there(study: Path) -> None:
+    curves = load_study(study).curves
+    assert curves[["step", "metric", "value"]].to_numpy().tolist() == [[10, "train/loss", 2]]
+
+
+def test_a_planned_study_without_any_record_is_empty_not_broken(tmp_path: Path) -> None:
+    write_plan(plan(), tmp_path, "")
+    data = load_study(tmp_path)
+    assert set(data.runs["status"]) == {"missing"}
+    assert len(data.scores) == len(data.curves) == len(data.attention) == 0
+    assert data.primary()["score"].isna().all()
+
+
+def test_no_study_and_a_corrupt_one_are_said_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no study here; run `harness ablate"):
+        load_study(tmp_path)
+    (tmp_path / "study.json").write_text("{")
+    with pytest.raises(UserError, match="not JSON"):
+        load_study(tmp_path)

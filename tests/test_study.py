@@ -1,0 +1,162 @@
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_study import plan, small
+
+from ablations.position import ablation as position
+from harness.components.position import NoPE, RoPE, Sinusoidal
+from harness.record import RunRecord
+from harness.schema import UserError, fingerprint
+from harness.spec import RunSpec
+from harness.study import Ablation, Budget, counts, survey, write_plan
+from tasks import Copy
+
+
+def record(path: Path, cell_fingerprint: str, spec: dict[str, Any]) -> None:
+    RunRecord(fingerprint=cell_fingerprint, spec=spec, status="finished").write(path / cell_fingerprint / "record.json")
+
+
+def test_cells_are_task_by_task_seed_by_seed_baseline_first() -> None:
+    cells = [(cell.task, cell.seed, cell.variant) for cell in plan().cells]
+    assert len(cells) == len(set(cells)) == 2 * 3 * 3
+    assert cells[:4] == [("copy", 0, "sinusoidal"), ("copy", 0, "none"), ("copy", 0, "rope"), ("copy", 1, "sinusoidal")]
+    assert [task for task, _, _ in cells] == ["copy"] * 9 + ["reverse"] * 9
+
+
+def test_a_cell_is_the_baseline_with_its_variants_changes_and_its_seed() -> None:
+    baseline = {cell.seed: cell.spec for cell in plan().cells if (cell.task, cell.variant) == ("copy", "sinusoidal")}
+    for cell in plan().cells:
+        if (cell.task, cell.variant) == ("copy", "rope"):
+            assert cell.spec == baseline[cell.seed].replace("model.position", RoPE())
+            assert cell.spec.seed == cell.seed
+
+
+def test_fingerprints_are_those_of_the_specs_and_differ() -> None:
+    cells = plan().cells
+    assert len({cell.fingerprint for cell in cells}) == len(cells)
+    assert all(cell.fingerprint == RunSpec.parse(cell.spec.document()).fingerprint() for cell in cells)
+
+
+def test_an_ablation_survives_the_round_trip() -> None:
+    for ablation in (small(), position):
+        again = Ablation.parse(json.dumps(ablation.document()))
+        assert again.document() == ablation.document()
+        assert fingerprint(again) == fingerprint(ablation)
+        assert [c.fingerprint for c in plan(again).cells] == [c.fingerprint for c in plan(ablation).cells]
+
+
+def test_adding_a_variant_or_seeds_stales_nothing() -> None:
+    more = small(variants={**small().variants, "fast rope": {"model.position": RoPE(base=50.0)}})
+    assert {c.fingerprint for c in plan().cells} < {c.fingerprint for c in plan(more, seeds=5).cells}
+
+
+def test_a_budget_changes_every_variant_alike() -> None:
+    for cell in plan(budget="smoke").cells:
+        assert cell.spec.train.steps == 10
+    assert plan(budget="smoke").seeds == (0, 1)
+
+
+def against(**changes: Any) -> dict[str, Any]:
+    """Variants: the baseline and one that makes the changes (`__` stands for a dot)."""
+    return {"sinusoidal": {}, "x": {path.replace("__", "."): value for path, value in changes.items()}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"baseline": "rop"}, "baseline = 'rop' is no variant; did you mean 'rope'?"),
+        ({"variants": against(model__num_heads=4)}, "variants.x: model.num_heads is not among axes"),
+        ({"axes": ("model",), "variants": against(model__num_heads=3)}, "d_model = 16; choose 2 or 4"),
+        ({"axes": ("model",), "variants": against(model__num_head=4)}, "did you mean 'num_heads'"),
+        ({"variants": against(model__position={"kind": "Rope"})}, "level 'Rope'; did you mean 'RoPE'"),
+        ({"axes": ("train",), "variants": against(train__learning_rate=-1.0)}, "should be greater than 0"),
+        ({"variants": against(model__position=Sinusoidal())}, "variants.x is the same as variants.sinusoidal"),
+        ({"budgets": {"quick": Budget(changes={"train.step": 3})}}, "TrainSpec has no field 'step'"),
+        ({"tasks": {"copy": Copy(train_end_token=False)}}, "asks for the end token"),
+        ({"tasks": {"copy": Copy(), "again": Copy()}}, "tasks.again is the same as tasks.copy"),
+        ({"budgets": {"huge": {"seeds": 1001}}}, "less than or equal to 1000"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_path_value_and_remedy(changes: dict[str, Any], words: str) -> None:
+    document = {**small().document(), **changes}
+    with pytest.raises(UserError, match=re.escape(words)) as caught:
+        Ablation.parse(json.loads(json.dumps(document, default=lambda spec: spec.document())))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_budget_or_number_of_seeds_is_refused() -> None:
+    with pytest.raises(UserError, match="did you mean 'quick'"):
+        plan(budget="quik")
+    with pytest.raises(UserError, match="seeds = 0: choose 1 to 1000"):
+        plan(seeds=0)
+
+
+def test_study_json_tells_the_whole_plan() -> None:
+    document = plan().document("harness ablate small")
+    assert document["variants"] == ["sinusoidal", "none", "rope"]
+    assert document["differences"] == {
+        "sinusoidal": {},
+        "none": {"model.position": "NoPE"},
+        "rope": {"model.position": "RoPE"},
+    }
+    assert document["test_lengths"] == {"copy": [4, 5], "reverse": [4, 5]}
+    assert len(document["runs"]) == 18
+    assert document["environment"]["torch"]
+    assert json.loads(json.dumps(document)) == document
+
+
+def test_position_codes_are_kept_for_the_variants_that_have_them(tmp_path: Path) -> None:
+    write_plan(plan(), tmp_path, "")
+    codes = dict(np.load(tmp_path / "codes.npz"))
+    assert set(codes) == {"sinusoidal"}
+    assert codes["sinusoidal"].shape == (2 * 5 + 2, 16)
+
+
+def test_a_survey_tells_finished_partial_missing_and_corrupt_apart(tmp_path: Path) -> None:
+    cells, runs = plan().cells, tmp_path / "runs"
+    record(runs, cells[0].fingerprint, cells[0].spec.document())
+    for cell, name in ((cells[1], "record.json"), (cells[2], "checkpoint.ckpt")):
+        (runs / cell.fingerprint).mkdir()
+        (runs / cell.fingerprint / name).write_text("no record")
+    states, notices = survey(plan(), tmp_path)
+    assert counts(states) == {"finished": 1, "partial": 1, "missing": 16}
+    assert states[cells[1].fingerprint] == "missing"
+    assert len(notices) == 1
+    assert "is corrupt; kept as record.json.corrupt" in notices[0]
+    assert (runs / cells[1].fingerprint / "record.json.corrupt").read_text() == "no record"
+
+
+def test_runs_that_no_longer_fit_are_named_stale_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = plan()
+    write_plan(before, tmp_path, "")
+    for cell in before.cells:
+        record(tmp_path / "runs", cell.fingerprint, cell.spec.document())
+    monkeypatch.setattr(RoPE, "result_version", 2)
+    states, notices = survey(plan(), tmp_path)
+    assert counts(states) == {"finished": 12, "missing": 6}
+    assert notices == ["6 earlier runs no longer fit their spec or result version; they are kept and done again"]
+    assert len(list((tmp_path / "runs").iterdir())) == 18
+
+
+def test_seeds_and_budgets_are_no_reason_to_call_runs_stale(tmp_path: Path) -> None:
+    write_plan(plan(budget="smoke"), tmp_path, "")
+    for cell in plan(budget="smoke").cells:
+        record(tmp_path / "runs", cell.fingerprint, cell.spec.document())
+    assert survey(plan(), tmp_path)[1] == []
+    assert survey(plan(budget="smoke", seeds=5), tmp_path)[1] == []
+
+
+def test_a_level_of_an_interactive_session_cannot_reach_workers() -> None:
+    here = type("Here", (NoPE,), {"__module__": "__main__", "__doc__": "x"})
+    foreign = plan(small(variants={"sinusoidal": {}, "here": {"model.position": here()}}))
+    import __main__
+
+    if getattr(__main__, "__file__", None) is None:
+        with pytest.raises(UserError, match="interactive session"):
+            foreign.sources()
+    else:
+        assert foreign.sources() == (Path(__main__.__file__).resolve(),)
