@@ -6,12 +6,12 @@ from harness.components.norm import PreNorm
 from tasks import Lengths
 
 model = ModelSpec(num_layers=3, norm_placement=PreNorm(), feedforward=ReLU(d_ff=128))
-train = TrainSpec(steps=1200, learning_rate=3e-3)
+train = TrainSpec(steps=1000, learning_rate=4e-3)
 lengths = Lengths(train=(1, 8), test=(9, 10, 11, 12, 13, 14, 15, 16))
 
 budgets = {
     "smoke": Budget(seeds=2, changes={"train.steps": 20, "train.eval_samples": 8, "train.eval_every": 10}),
-    "quick": Budget(seeds=8),
+    "quick": Budget(seeds=9),
     "full": Budget(
         seeds=10,
         changes={

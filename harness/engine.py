@@ -32,9 +32,7 @@ TICK = 0.5  # seconds between two Ticks
 GRACE = 5.0  # seconds that a worker has to save its run when it is told to stop
 FALSE_STARTS = 3  # so often in a row may a worker die before it is ready, then it is not replaced
 INSIDE = "HARNESS_WORKER"  # environment variable that marks a worker process
-STOP_SIGNALS = frozenset(
-    {signal.SIGTERM, signal.SIGHUP}
-)  # tell a worker to save and exit; SIGINT is for us alone
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGHUP})  # tell a worker to save and exit; SIGINT is for us alone
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -119,9 +117,7 @@ class LocalEngine:
 
     def __init__(self, workers: int) -> None:
         if os.environ.get(INSIDE):
-            raise UserError(
-                "a study starts while its own file is imported; put it under if __name__ == '__main__'"
-            )
+            raise UserError("a study starts while its own file is imported; put it under if __name__ == '__main__'")
         self._size = workers
         self._lock = threading.Lock()  # guards _pending, _workers and who has which job
         self._pending: deque[Job] = deque()
@@ -202,9 +198,7 @@ class LocalEngine:
         free = [n for n in range(self._size) if n not in numbers and self._false_starts[n] < FALSE_STARTS]
         for number in free[: max(0, wanted - len(self._workers))]:
             worker = _Worker(number)
-            worker.thread = threading.Thread(
-                target=self._attend, args=(worker,), name=f"worker {number}", daemon=True
-            )
+            worker.thread = threading.Thread(target=self._attend, args=(worker,), name=f"worker {number}", daemon=True)
             self._workers.append(worker)
             worker.thread.start()
 

@@ -66,9 +66,9 @@ class StudyData:
     def primary(self) -> pd.DataFrame:
         """variant, task, seed, score: the declared metric's mean over the test lengths, a row a planned run.
 
-        A run that diverged scores 0 everywhere; one that failed, ran out of memory or has not ended has no score (NaN), and
-        still counts where a correction asks how many comparisons the study makes. Without test lengths the training
-        lengths count.
+        A run that could not be trained to the end (diverged) scores 0. One that failed, ran out of memory or has not
+        ended has no score (NaN), and still counts where a correction asks how many comparisons the study makes.
+        Without test lengths the training lengths count.
         """
         planned = self.runs[["variant", "task", "seed"]]
         scored = self.scores[self.scores["metric"] == self.document["score"]]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -166,7 +166,7 @@ class Level(Spec):
         """The concrete levels of this axis by name, users' own included; a later definition replaces an earlier."""
         own = {} if inspect.isabstract(cls) or Level in cls.__bases__ else {cls.__name__: cls}
         for sub in cls.__subclasses__():
-            own.update(cast("dict[str, type[Self]]", sub.levels()))
+            own.update(sub.levels())
         return own
 
 

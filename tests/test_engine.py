@@ -87,7 +87,7 @@ def spec_of(source, seed, harm):
     return RunSpec(
         model=ModelSpec(d_model=8, num_layers=1, num_heads=2),
         task=load_source(source).Slow(lengths=Lengths(train=(1, 3), test=(4,)), **harm),
-        train=TrainSpec(steps=60, batch_size=4, eval_samples=16),
+        train=TrainSpec(steps=60, batch_size=4, learning_rate=1e-2, eval_samples=16),
         seed=seed,
     )
 

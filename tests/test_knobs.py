@@ -176,7 +176,7 @@ def shown(spec: RunSpec) -> dict[str, Any]:
         record = run(spec, directory=Path(folder))
         curves = read_curves(Path(folder) / "curves.jsonl")
         trained = torch.load(Path(folder) / "model.pt", weights_only=True)
-    assert record.status in ("finished", "diverged"), record.cause  # a dozen steps may end above their start
+    assert record.status == "finished", record.cause
     evaluated = sorted(call for call in CALLS if call[0] in ("eval", "monitor"))
     model = build_model(spec.model, spec.task.vocab_size, seed=spec.seed)
     with torch.no_grad():
@@ -252,6 +252,8 @@ def test_a_flip_changes_what_it_declares_and_nothing_else(
 
 def test_a_dead_knob_would_be_noticed() -> None:
     class Deaf(NoPE):
+        """NoPE with a field that nothing reads."""
+
         base: Annotated[float, Changes("outputs")] = 10_000.0
 
     spec = RUN.replace("model.position", Deaf())

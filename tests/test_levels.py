@@ -70,7 +70,7 @@ def test_every_level_of_ours_can_be_reached_from_a_run_spec() -> None:
 @pytest.mark.parametrize(("path", "level"), EVERY)
 def test_every_level_builds_and_trains_two_steps(path: str, level: type[Level]) -> None:
     record = run(with_level(path, level))
-    assert record.status in ("finished", "diverged"), record.cause  # two steps may end above their start
+    assert record.status == "finished", record.cause
     assert math.isfinite(record.final["train/loss"])
     assert record.ledger["steps"] == 2
     assert {score.length for score in record.scores} == {1, 2, 3}

@@ -46,7 +46,7 @@ REFUSED = [
     ("model.position", "RoPE", "expected a Position level, e.g. "),
     ("model.position", None, "expected a Position level, e.g. "),
     ("model.position", [1], "expected a Position level, e.g. "),
-    ("model.position", {"kind": "Rope"}, "unknown Position level 'Rope'; did you mean 'RoPE'? known: ALiBi, Learned"),
+    ("model.position", {"kind": "Rope"}, "unknown Position level 'Rope'; did you mean 'RoPE'? known: ALiBi"),
     ("model.position", {"kind": "Copy"}, "unknown Position level 'Copy'"),
     ("model.position", {"kind": "Position"}, "unknown Position level 'Position'"),
     ("model.position", {}, "unknown Position level 'Position'"),
@@ -381,6 +381,8 @@ def test_a_new_level_stales_nothing() -> None:
     before = RUN.fingerprint(), RUN.replace("model.position", RoPE()).fingerprint()
 
     class Another(RoPE):
+        """Another."""
+
         result_version = 7
 
     assert (RUN.fingerprint(), RUN.replace("model.position", RoPE()).fingerprint()) == before
@@ -395,6 +397,8 @@ def test_levels_are_the_concrete_classes_and_the_latest_of_a_name() -> None:
 
     def redefined(number: int) -> type[NoPE]:
         class Redefined(NoPE):
+            """Each definition with another default."""
+
             value: int = number
 
         return Redefined
@@ -415,6 +419,8 @@ OWN_LEVEL = """
 
 
     class {name}(Position):
+        "A user's own."
+
         strength: Annotated[float, Changes("outputs")] = 0.5
         bands: tuple[int, ...] = (1, 2)
         inner: Position | None = None

@@ -85,7 +85,8 @@ def clone(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, tmp_path / name)
     python = tmp_path / ".venv/bin/python"
     python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\nprintf "[%s]" "$@"\nexit ${FAKE_EXIT:-0}\n', encoding="utf-8")
+    fake = '#!/bin/sh\n[ "$*" = "-m pip --version" ] && exit\nprintf "[%s]" "$@"\nexit ${FAKE_EXIT:-0}\n'
+    python.write_text(fake, encoding="utf-8")
     python.chmod(0o755)
     (tmp_path / ".venv/installed").touch()
     return tmp_path
@@ -125,7 +126,9 @@ def test_an_unfinished_installation_is_taken_up_again(clone: Path) -> None:
 
 def test_a_failed_installation_leaves_no_mark(clone: Path) -> None:
     (clone / ".venv/installed").unlink()
-    assert make(clone, "setup", FAKE_EXIT="1").returncode == 2
+    done = make(clone, "setup", FAKE_EXIT="1")
+    assert done.returncode == 2
+    assert "[pip][install]" in done.stdout
     assert not (clone / ".venv/installed").exists()
 
 

@@ -415,7 +415,10 @@ def test_two_stores_each_get_everything(study, uri, tmp_path):
     Mirror(other, study.folder).deliver()
     assert rows(other) == rows(uri)
     assert set(first) == set(study.fingerprints)
-    assert run_ids(study.folder) != first  # those of the store used last
+    last = run_ids(study.folder)
+    assert last != first  # those of the store used last
+    notes = {name: json.loads((study.path(name) / "mirror.json").read_text()) for name in study.fingerprints}
+    assert {name: note["run_id"] for name, note in notes.items()} == last
     assert run_ids(study.folder, uri) == first
     assert not Mirror(uri, study.folder).pending()
 
@@ -795,6 +798,18 @@ def test_a_malformed_uri_is_refused_in_one_sentence(uri, words, study):
     assert words in str(error.value)
     assert "\n" not in str(error.value)
     assert repr(uri) in str(error.value)
+
+
+def test_a_password_is_neither_shown_nor_written_down(study, caplog):
+    study.finish()
+    live = Mirror("http://me:secret@127.0.0.1:9", study.folder)
+    with pytest.raises(StoreError) as error:
+        live.deliver()
+    assert not live.close(20)
+    with pytest.raises(UserError) as malformed:
+        Mirror("http://me:secret@host:port", study.folder).prepare()
+    written = "".join(path.read_text() for path in study.folder.rglob("mirror.json"))
+    assert "secret" not in caplog.text + str(error.value) + str(malformed.value) + written
 
 
 def test_what_can_be_a_store_is_let_pass(results, study):

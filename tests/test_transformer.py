@@ -191,6 +191,8 @@ class NearestEncoding(PositionEncoding):
 
 def test_a_users_encoding_works_like_ours() -> None:
     class Nearest(Position):
+        """A user's own."""
+
         def build(self, shape: Shape) -> PositionEncoding:
             return NearestEncoding()
 

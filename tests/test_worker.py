@@ -100,7 +100,7 @@ def make_job(tmp_path):
         spec = RunSpec(
             model=ModelSpec(d_model=8, num_layers=1, num_heads=2),
             task=kind(lengths=Lengths(train=(1, 3), test=(4,))),
-            train=TrainSpec(steps=steps, batch_size=4, eval_samples=4),
+            train=TrainSpec(steps=steps, batch_size=4, learning_rate=1e-2, eval_samples=4),
         )
         print_of = spec.fingerprint()
         fields = {"fingerprint": print_of, "spec": json.dumps(spec.document()), "sources": (str(source),)}

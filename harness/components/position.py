@@ -188,23 +188,22 @@ class RotaryEncoding(PositionEncoding):
         self.base, self.d_head = base, d_head
 
     def relation(self, length: int, *, causal: bool, device: torch.device) -> Relation:
-        """The rotation by position, with fp32 tables."""
-        angle = angles(length, self.d_head, self.base, device).repeat(1, 2)
-        return Relation(encode=partial(_rotate_both, cos=angle.cos(), sin=angle.sin()))
+        """The rotation by position, from fp32 tables."""
+        angle = angles(length, self.d_head, self.base, device)
+        return Relation(encode=partial(_rotate_both, turns=torch.polar(torch.ones_like(angle), angle)))
 
 
-def _rotate_both(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    return rotate(query, cos, sin), rotate(key, cos, sin)
+def _rotate_both(query: Tensor, key: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
+    return rotate(query, turns), rotate(key, turns)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns each pair (x_i, x_{i+d/2}) of `(…, T, d_head)` by its angle; `cos` and `sin` are `(T, d_head)` in fp32.
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """Multiplies each pair of dimensions of `(…, T, d_head)`, read as a complex number, by e^{i·angle}.
 
-    Pairing halves instead of neighbours only renames dimensions, and is contiguous in memory.
+    `turns` is `(T, d_head / 2)`, complex64; the result has the type of `x`.
     """
-    first, second = x.chunk(2, dim=-1)
-    turned = torch.cat([-second, first], dim=-1)
-    return (x * cos + turned * sin).to(x.dtype)
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
 
 
 class ALiBi(Position):

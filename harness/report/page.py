@@ -339,8 +339,8 @@ def _failures(found: Findings) -> list[Block]:
             for r in records(failed)
         ]
         caption = (
-            f"Of {counted(total, 'planned run')}. A run that diverged scores 0; one that failed or ran out "
-            "of memory has no score and leaves its pair out."
+            f"Of {counted(total, 'planned run')}. A run whose loss was no longer finite scores 0; one that "
+            "failed or ran out of memory has no score and leaves its pair out."
         )
         blocks.append(Table(["outcome", "cause", "runs", "which"], rows, caption))
     for row in records(found.unsupported):
@@ -419,8 +419,9 @@ def _method_items(found: Findings) -> list[str]:
         "the notes state: bounding it by 10 % takes 29 tied seeds and none that is not.",
         f"Gate. A run has learned its task if its exact match over the training lengths is at least {gate}. "
         "Verdicts use all seeds, passed or not.",
-        "Failures are results. A run whose loss is no longer finite has diverged and scores 0. A length "
-        "that a variant cannot take scores 0 and is marked unsupported.",
+        "Failures are results. A run whose loss is no longer finite, or ends far above its start, has "
+        "diverged; the former scores 0. A length that a variant cannot take scores 0 and is marked "
+        "unsupported.",
         "Training data are fresh at every step unless the specification below says otherwise; lengths with "
         "so few sequences that training saw them all are marked in the figures.",
     ]

@@ -200,7 +200,7 @@ class Delivery:
             tags = run_tags(study.document or {}, mirror.label, run.fingerprint, run.spec)
             note = run_text(study.document or {}, mirror.label, None)
             received = self._create(mirror.label.name, {**tags, PARENT: parent.run_id, NOTE: note}, began)
-        mirror.stores[self.key] = received
+        mirror.stores[self.key], mirror.run_id = received, received.run_id
         if received is not noted or last != self.key:
             ledger.write(run.path, mirror)
         return received

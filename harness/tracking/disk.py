@@ -18,7 +18,16 @@ from harness.tracking import received as ledger
 from harness.tracking.content import NOTE, STATUSES, study_tags, study_text
 from harness.tracking.received import Label, Received, RunMirror, StudyMirror
 
-STUDY_FILES = ("study.json", "report.md", "report.html", "runs.csv", "scores.csv", "comparison.csv", "figures/*")
+STUDY_FILES = (
+    "study.json",
+    "report.md",
+    "report.html",
+    "runs.csv",
+    "scores.csv",
+    "comparison.csv",
+    "figures/*",
+    "tables/*",
+)
 
 logger = logging.getLogger("harness")
 

@@ -13,7 +13,7 @@ from typing import Literal
 from harness.tracking.delivery import Delivery
 from harness.tracking.disk import StudyFolder
 from harness.tracking.entities import StoreError
-from harness.tracking.uri import check, locked, store_key
+from harness.tracking.uri import check, locked, store_key, without_password
 
 CYCLE = 3.0  # seconds between deliveries
 LONGEST_PAUSE = 60.0  # seconds between attempts while the store does not answer
@@ -100,7 +100,8 @@ class Mirror:
         self._thread.join(timeout)
         done = not self._thread.is_alive() and not self._failures
         if not done:
-            logger.warning("the tracking store %s has not received everything; `harness sync` sends the rest", self.uri)
+            store = without_password(self.uri)
+            logger.warning("the tracking store %s has not received everything; `harness sync` sends the rest", store)
         return done
 
     def _work(self) -> None:
@@ -138,7 +139,7 @@ class Mirror:
         self._ever_failed = True
         if self._failures == 2:  # the first may be a hiccup, and one warning is enough
             logger.warning("the tracking store takes no data (%s); training goes on, the data is sent later", error)
-        logger.debug("delivery to %s failed", self.uri, exc_info=error)
+        logger.debug("delivery failed", exc_info=error)
 
     def _open(self) -> Delivery:
         """The dealings with the store, which is opened at first use: this imports mlflow."""

@@ -55,9 +55,13 @@ class Received(BaseModel):
 
 
 class RunMirror(BaseModel):
-    """`runs/<fingerprint>/mirror.json`: the run's label, and what each store has of it, last the one used last."""
+    """`runs/<fingerprint>/mirror.json`: the run's label, and what each store has of it, last the one used last.
+
+    `run_id` is the run's id in that one, for readers who ask for no more.
+    """
 
     model_config = ConfigDict(extra="forbid")
+    run_id: str = ""
     label: Label
     stores: dict[str, Received] = {}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.tracking.entities import Point, StoredRun, StoreError
-from harness.tracking.uri import artifact_root, check, database_file, store_lock
+from harness.tracking.uri import artifact_root, check, database_file, store_lock, without_password
 
 # Read by mlflow when it is imported or called. Its own retries are off: the mirror tries again later, and a retried
 # creation could create twice. A user's own settings win.
@@ -51,7 +51,7 @@ class Store:
         check(uri)
         self._artifacts = artifact_root(uri, results)
         file = database_file(uri)
-        with _explained(uri), store_lock(uri):
+        with _explained("opening it"), store_lock(uri):
             if file and not (file.exists() and file.stat().st_size):
                 _create_database(file, str(self._artifacts))
             self._client = MlflowClient(uri)
@@ -169,4 +169,4 @@ def _explained(what: str) -> Iterator[None]:
 def _sentence(error: BaseException) -> str:
     """The first line, without the address of a Python object and the advice that follow."""
     text: Any = str(error).strip().splitlines() or [type(error).__name__]
-    return str(text[0])[:300]
+    return without_password(str(text[0]))[:300]

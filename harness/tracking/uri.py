@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,11 @@ def default_uri(results: Path) -> str:
     return f"{SQLITE}{results.resolve() / 'mlflow.db'}"
 
 
+def without_password(text: str) -> str:
+    """A URI, or a text that holds one, as it may be written down and shown."""
+    return re.sub(r"(://[^/@\s:]*:)[^/@\s]*@", r"\1…@", text)
+
+
 def database_file(uri: str) -> Path | None:
     """The file of a sqlite store; None for every other store."""
     return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
@@ -38,7 +44,11 @@ def artifact_root(uri: str, results: Path) -> Path | None:
 def store_key(uri: str, study_folder: Path) -> str:
     """The name of a store in `mirror.json`: relative for files, so that a results folder may be moved as a whole."""
     file = database_file(uri)
-    return f"{SQLITE}{os.path.relpath(file.resolve(), study_folder.resolve())}" if file else uri.rstrip("/")
+    return (
+        f"{SQLITE}{os.path.relpath(file.resolve(), study_folder.resolve())}"
+        if file
+        else without_password(uri).rstrip("/")
+    )
 
 
 def check(uri: str) -> None:
@@ -48,52 +58,49 @@ def check(uri: str) -> None:
         UserError: no or an unknown scheme, a server without a name, a missing database driver, an sqlite file that
             cannot be there or is something else.
     """
-    scheme = uri if uri == "databricks" else uri.partition(":")[0].partition("+")[0]
-    if ":" not in uri and uri != "databricks":
-        raise UserError(
-            f"tracking URI {uri!r} has no scheme; write sqlite:////absolute/path/mlflow.db or http://host:5000"
-        )
+    if wrong := _what_is_wrong(uri):
+        raise UserError(f"tracking URI {without_password(uri)!r}: {wrong}")
+
+
+def _what_is_wrong(uri: str) -> str:
+    scheme = "databricks" if uri == "databricks" else uri.partition(":")[0].partition("+")[0]
+    if ":" not in uri and scheme != "databricks":
+        return "it has no scheme; write sqlite:////absolute/path/mlflow.db or http://host:5000"
     if scheme == "file":
-        raise UserError(
-            f"tracking URI {uri!r}: MLflow no longer writes to plain folders; use sqlite:////absolute/path/mlflow.db"
-        )
+        return "MLflow no longer writes to plain folders; write sqlite:////absolute/path/mlflow.db"
     if scheme not in SCHEMES:
-        raise UserError(f"tracking URI {uri!r}: unknown scheme {scheme!r}; {nearest(scheme, list(SCHEMES))}")
+        return f"unknown scheme {scheme!r}; {nearest(scheme, list(SCHEMES))}"
     if scheme == "sqlite":
-        _check_sqlite(uri)
-    elif scheme in ("http", "https"):
-        _check_server(uri)
-    elif scheme in DRIVERS and "+" not in uri.partition(":")[0] and find_spec(DRIVERS[scheme]) is None:
-        raise UserError(f"tracking URI {uri!r}: {scheme} needs the package {DRIVERS[scheme]}, which is not installed")
+        return _what_is_wrong_with_file(uri)
+    if scheme in ("http", "https"):
+        return "" if _names_server(uri) else "it names no server; write http://host:port"
+    if scheme in DRIVERS and "+" not in uri.partition(":")[0] and find_spec(DRIVERS[scheme]) is None:
+        return f"{scheme} needs the package {DRIVERS[scheme]}, which is not installed"
+    return ""
 
 
-def _check_server(uri: str) -> None:
+def _names_server(uri: str) -> bool:
     try:
         parts = urlsplit(uri)
-        sound = bool(parts.hostname) and parts.port != 0 and " " not in uri
+        return bool(parts.hostname) and parts.port != 0 and " " not in uri
     except ValueError:  # a port that is no number, a torn IPv6 address
-        sound = False
-    if not sound:
-        raise UserError(f"tracking URI {uri!r} names no server; write http://host:port")
+        return False
 
 
-def _check_sqlite(uri: str) -> None:
+def _what_is_wrong_with_file(uri: str) -> str:
     file = database_file(uri)
     if file is None or file.name == "" or "?" in uri:
-        raise UserError(f"tracking URI {uri!r} names no file; write sqlite:////absolute/path/mlflow.db")
+        return "it names no file; write sqlite:////absolute/path/mlflow.db"
     if file.is_dir():
-        raise UserError(
-            f"tracking URI {uri!r}: {file} is a folder; name a file in it, e.g. {SQLITE}{file / 'mlflow.db'}"
-        )
+        return f"{file} is a folder; name a file in it, e.g. {SQLITE}{file / 'mlflow.db'}"
     folder = next(parent for parent in file.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"tracking URI {uri!r}: {folder} is not a folder that can be written; name another file")
+        return f"{folder} is not a folder that can be written; name another file"
     if file.exists() and not os.access(file, os.R_OK | os.W_OK):
-        raise UserError(
-            f"tracking URI {uri!r}: {file} cannot be read and written; mend its permissions or name another file"
-        )
+        return f"{file} cannot be read and written; mend its permissions or name another file"
     if file.exists() and file.stat().st_size and _head(file) != SQLITE_HEADER:
-        raise UserError(f"tracking URI {uri!r}: {file} is not an sqlite database; name another file")
+        return f"{file} is not an sqlite database; name another file"
+    return ""
 
 
 def _head(file: Path) -> bytes:

@@ -218,7 +218,7 @@ def test_rope_is_a_rotation_in_the_complex_plane(
 
     def rotated(x: Tensor, position: int) -> list[complex]:
         angles = [position * base ** (-2 * p / (2 * pairs)) for p in range(pairs)]
-        z = torch.complex(x[:pairs], x[pairs:]).tolist()
+        z = torch.complex(x[::2], x[1::2]).tolist()
         return [value * complex(math.cos(angle), math.sin(angle)) for value, angle in zip(z, angles, strict=True)]
 
     expected = sum(q * k.conjugate() for q, k in zip(rotated(query, i), rotated(key, j), strict=True)).real
