@@ -6,7 +6,6 @@ the summary of a study on stderr after its progress.
 
 import gc
 import json
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -57,10 +56,8 @@ def ablate(options: "Namespace") -> Answer:
         from harness.conduct import run_study
         from harness.locate import find_ablation
         from harness.progress import watch
-        from harness.tracking.uri import check
+        from harness.tracking import without_password
 
-    if options.tracking_uri:
-        check(options.tracking_uri)  # before anything is written
     found = find_ablation(options.study)
     if options.plan:
         return plan(options, found)
@@ -78,11 +75,6 @@ def ablate(options: "Namespace") -> Answer:
             command=without_password(options.typed),
         )
     return _ended(options, found.name, outcome)
-
-
-def without_password(command: str) -> str:
-    """The command as it may be recorded and published."""
-    return re.sub(r"(://[^/@\s]*:)[^/@\s]*@", r"\1…@", command)
 
 
 def _ended(options: "Namespace", name: str, outcome: "Outcome") -> Answer:
@@ -106,6 +98,7 @@ def _ended(options: "Namespace", name: str, outcome: "Outcome") -> Answer:
 def _summarise(options: "Namespace", name: str, outcome: "Outcome", verdicts: "pd.DataFrame | None") -> None:
     """The end of a study, on stderr like its progress."""
     from harness.progress import console, verdict_table
+    from harness.tracking import without_password
 
     out = console(sys.stderr)
     done, total = outcome.counts.get("finished", 0), sum(outcome.counts.values())
@@ -198,8 +191,10 @@ def report(options: "Namespace") -> Answer:
 
 def status(options: "Namespace") -> Answer:
     """What is done of a study, from its records alone."""
+    from harness.stats import compare
+
     data = _load(options)
-    compared = _compared(data)
+    compared = compare(data.primary(), **data.terms)
     failed = data.runs[data.runs["status"].isin(("diverged", "out_of_memory", "failed"))]
     document = {
         "study": data.document["study"],
@@ -240,16 +235,6 @@ def _status_rows(data: "StudyData", compared: "pd.DataFrame") -> Iterable[list[s
             ended = (~runs["status"].isin(("missing", "partial"))).sum()
             verdict = "baseline" if variant == baseline else verdicts.get((task, variant), "")
             yield [task, variant, f"{ended}/{len(runs)}", f"{own.mean():.3f}" if own.notna().any() else "", verdict]
-
-
-def _compared(data: "StudyData") -> "pd.DataFrame":
-    """The report's comparison. Not `conduct.compare_study`, which says the same, because conduct imports torch."""
-    from harness.stats import compare
-
-    document = data.document
-    return compare(
-        data.primary(), document["baseline"], document["margin"], higher_is_better=document["higher_is_better"]
-    )
 
 
 def _conducted_by(folder: Path) -> dict[str, Any] | None:
@@ -391,10 +376,10 @@ def _recorded_uri(folder: Path) -> str | None:
         document = json.loads((folder / "study.json").read_text())
     except json.JSONDecodeError as error:
         raise UserError(f"its study.json is corrupt ({error}); run the study again, finished runs are kept") from error
-    found = re.search(r"--tracking-uri(?:=| )(\S+)", " ".join(shlex.split(document.get("command", ""))))
-    if found and "…@" in found[1]:
-        raise UserError(f"its store is {found[1]}, whose password is not kept; name it with --tracking-uri")
-    return found[1] if found else None
+    uri: str | None = document.get("tracking_uri")
+    if uri and "…@" in uri:
+        raise UserError(f"its store is {uri}, whose password is not kept; name it with --tracking-uri")
+    return uri
 
 
 def _say(*lines: str) -> None:

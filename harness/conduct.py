@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 
 from harness.engine import Ended, Event, Job, LocalEngine
-from harness.results import ENDED, StudyData, load_study
+from harness.results import ENDED, load_study
 from harness.schema import UserError
 from harness.stats import compare
 from harness.study import Ablation, Device, Plan, make_plan, survey, write_plan
@@ -99,7 +99,7 @@ def run_study(
     Raises:
         UserError: the plan cannot be made, the folder cannot be written, another process conducts the study.
     """
-    from harness.tracking import Mirror, default_uri
+    from harness.tracking import Mirror, default_uri, without_password
 
     display = display or Nobody()
     plan = make_plan(name, ablation, budget=budget, seeds=seeds, device=resolve_device(device))
@@ -114,7 +114,7 @@ def run_study(
         display.begin(plan, states, notices)
         if is_current(plan, folder, states):
             return Outcome(folder, dict(Counter(states.values())), unchanged=True)
-        write_plan(plan, folder, command)
+        write_plan(plan, folder, {"command": command, "tracking_uri": without_password(mirror.uri)})
         mirror.start()
         left = [cell for cell in plan.cells if states[cell.fingerprint] not in ENDED]
         todo = [
@@ -134,16 +134,9 @@ def execute(jobs: list[Job], workers: int, display: Display, folder: Path) -> bo
         for event in engine.run(jobs):
             display.event(event)
             if isinstance(event, Ended):
-                display.verdicts(compare_study(load_study(folder)))
+                data = load_study(folder)
+                display.verdicts(compare(data.primary(), **data.terms))
         return stopped.is_set()
-
-
-def compare_study(data: StudyData) -> pd.DataFrame:
-    """`stats.compare` of a study's ended runs, under the baseline, margin and direction that it declares."""
-    document = data.document
-    return compare(
-        data.primary(), document["baseline"], document["margin"], higher_is_better=document["higher_is_better"]
-    )
 
 
 def publish(folder: Path, display: Display) -> None:
@@ -226,14 +219,14 @@ def is_current(plan: Plan, folder: Path, states: dict[str, str]) -> bool:
     report, described = folder / "report.html", folder / "study.json"
     if not report.exists() or not described.exists():
         return False
-    of_this_plan = {key: value for key, value in plan.document("").items() if key not in CIRCUMSTANCES}
+    of_this_plan = {key: value for key, value in plan.document({}).items() if key not in CIRCUMSTANCES}
     on_disk = {key: value for key, value in json.loads(described.read_text()).items() if key not in CIRCUMSTANCES}
     records = [folder / "runs" / fingerprint / "record.json" for fingerprint in states]
     newest = max(record.stat().st_mtime for record in records)
     return json.loads(json.dumps(of_this_plan)) == on_disk and report.stat().st_mtime >= newest
 
 
-CIRCUMSTANCES = ("command", "commit", "environment")  # of the invocation, not of the plan
+CIRCUMSTANCES = ("command", "tracking_uri", "commit", "environment")  # of the invocation, not of the plan
 
 
 def resolve_device(device: Device | Literal["auto"]) -> Device:

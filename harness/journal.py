@@ -143,7 +143,7 @@ class Journal(pl.Callback):
 
     def _monitor(self, module: TransformerModule) -> dict[str, float]:
         lengths, samples = self.spec.task.lengths, max(1, self.spec.train.eval_samples // MONITOR_SHARE)
-        with evaluating(module, self.spec):
+        with evaluating(module):
             near = score_lengths(module, self.spec, lengths.training, stream="monitor", samples=samples)
             far = score_lengths(module, self.spec, lengths.test, stream="monitor", samples=samples)
         points = {"eval/in_distribution": mean_score(near, lengths.training)}
@@ -168,7 +168,7 @@ class Journal(pl.Callback):
         task = self.spec.task
         batch = task.batch(0, "probe", 0, 1, task.lengths.train[1], module.device)
         trace = Trace()
-        with evaluating(module, self.spec):
+        with evaluating(module):
             module.model(batch.inputs, trace=trace)
         labels = np.array([task.label(token) for token in batch.inputs[0].tolist()])
         weights = trace.stacked("attention")[:, 0].half().cpu().numpy()
@@ -179,13 +179,12 @@ class Journal(pl.Callback):
 
 
 @contextmanager
-def evaluating(module: TransformerModule, spec: RunSpec) -> Iterator[None]:
+def evaluating(module: TransformerModule) -> Iterator[None]:
     """No gradients, evaluation mode, the spec's precision; training mode is restored."""
     was_training = module.training
     module.eval()
-    bf16 = torch.autocast(module.device.type, torch.bfloat16, enabled=spec.precision == "bf16")
     try:
-        with torch.no_grad(), bf16:
+        with torch.no_grad(), module.autocast():
             yield
     finally:
         module.train(was_training)

@@ -42,6 +42,10 @@ class TransformerModule(pl.LightningModule):
         self.learning_rate = 0.0
         self.shape = (0, 0)
 
+    def autocast(self) -> torch.autocast:
+        """A context of the spec's precision; Lightning enters its own around training steps."""
+        return torch.autocast(self.spec.device, torch.bfloat16, enabled=self.spec.precision == "bf16")
+
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits `(B, T, V)` on the spec's attention kernel."""
         with self.spec.train.kernel.context():

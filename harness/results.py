@@ -57,7 +57,15 @@ class StudyData:
     def codes(self) -> dict[str, np.ndarray]:
         """Fixed position codes `(positions, d_model)` of the variants that add such to their embeddings."""
         path = self.folder / "codes.npz"
-        return dict(np.load(path)) if path.exists() else {}
+        if not path.exists():
+            return {}
+        with np.load(path) as archive:
+            return dict(archive)
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """The terms of the study's comparison, as arguments of `stats.compare`."""
+        return {key: self.document[key] for key in ("baseline", "margin", "higher_is_better")}
 
     def _directories(self) -> Iterator[tuple[tuple[str, str, int], Path]]:
         for run in self.document["runs"]:

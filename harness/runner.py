@@ -17,7 +17,7 @@ import torch
 from harness.components.kernel import Fastest, backend_of
 from harness.cost import parameters, training_flops
 from harness.evaluate import GATE, all_lengths, greedy_agreement, mean_score, score_lengths, zero_scores
-from harness.journal import Diverged, Interrupted, Journal, Progress
+from harness.journal import Diverged, Interrupted, Journal, Progress, evaluating
 from harness.machine import environment, peak_memory, reset_peak_memory
 from harness.module import TransformerModule, answer_loss
 from harness.record import RunRecord, Score, Status, read_curves, set_aside, write_atomically
@@ -125,8 +125,7 @@ class _Attempt:
         spec, journal = self.spec, self.journal
         seconds, samples = journal.seconds, spec.train.eval_samples
         torch.save(module.model.state_dict(), self.directory / "model.pt")
-        module.eval()
-        with torch.autocast(spec.device, torch.bfloat16, enabled=spec.precision == "bf16"):
+        with evaluating(module):
             self.scores = score_lengths(module, spec, all_lengths(spec.task), stream="eval", samples=samples)
             self.greedy = greedy_agreement(module, spec)
         counted = list(journal.sequences.items())
@@ -210,14 +209,14 @@ def _sound(checkpoint: Path) -> Path | None:
 def initial_loss(module: TransformerModule) -> float:
     """The untrained model's loss on the first training batch, in nats."""
     batch = module.batch(0)
-    with torch.autocast(module.spec.device, torch.bfloat16, enabled=module.spec.precision == "bf16"):
+    with module.autocast():
         return answer_loss(module(batch.inputs), batch.targets).item()
 
 
 def attention_backend(module: TransformerModule) -> tuple[str, str]:
     """The attention backend that the first training batch runs on, and why."""
     batch = module.batch(0)
-    with torch.autocast(module.spec.device, torch.bfloat16, enabled=module.spec.precision == "bf16"):
+    with module.autocast():
         backend = backend_of(lambda: module(batch.inputs))
         relation = module.model.position.relation(batch.inputs.shape[1], causal=True, device=module.device)
     if backend == "flash":

@@ -201,8 +201,8 @@ class Plan:
                 )
         return tuple(sorted({file for file in files.values() if file}))
 
-    def document(self, command: str) -> dict[str, Any]:
-        """The content of `study.json`: all that a report needs to know of the plan."""
+    def document(self, invocation: dict[str, str]) -> dict[str, Any]:
+        """The content of `study.json`: all that a report needs to know of the plan and of its `invocation`."""
         ablation, tasks = (
             self.ablation,
             {task: self._seedless[self.variants[0], task].task for task in self.ablation.tasks},
@@ -239,7 +239,7 @@ class Plan:
                 variant: {path: value for path, value in fields.items() if baseline.get(path, _ABSENT) != value}
                 for variant, fields in flat.items()
             },
-            "command": command,
+            **invocation,
             "commit": commit(),
             "environment": environment(),
         }
@@ -310,13 +310,13 @@ def _stale(plan: Plan, folder: Path, states: dict[str, str]) -> int:
     )
 
 
-def write_plan(plan: Plan, folder: Path, command: str) -> None:
+def write_plan(plan: Plan, folder: Path, invocation: dict[str, str]) -> None:
     """Write `study.json` and the position codes."""
     codes = plan.codes()
     if codes:
         folder.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(folder / "codes.npz", **codes)  # type: ignore[arg-type]
-    write_atomically(folder / "study.json", json.dumps(plan.document(command), indent=1))
+    write_atomically(folder / "study.json", json.dumps(plan.document(invocation), indent=1))
 
 
 def counts(states: dict[str, str]) -> Counter[str]:

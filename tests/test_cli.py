@@ -15,7 +15,7 @@ import pytest
 
 from harness import commands
 from harness.cli import main
-from harness.commands import without_password
+from harness.tracking import without_password
 
 ABLATION = '''
 """A study in seconds."""

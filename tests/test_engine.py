@@ -130,7 +130,14 @@ def outcome(folder):
 
 
 def workers_of(pid):
-    return [child for child in psutil.Process(pid).children() if "harness.worker" in child.cmdline()]
+    return [child for child in psutil.Process(pid).children() if is_worker(child)]
+
+
+def is_worker(process):
+    try:
+        return "harness.worker" in process.cmdline()
+    except psutil.NoSuchProcess:  # gone or a zombie
+        return False
 
 
 def handles():
@@ -146,7 +153,7 @@ def nothing_is_left_behind(undisturbed):
     assert (handles(), threading.active_count()) == before
 
 
-def comes_to_be(path, seconds=60):
+def comes_to_be(path, seconds=300):
     end = time.monotonic() + seconds
     while not path.exists() and time.monotonic() < end:
         time.sleep(0.01)

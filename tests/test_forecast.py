@@ -100,7 +100,7 @@ def test_an_interrupted_run_has_less_left(tmp_path: Path) -> None:
 
 def test_stale_and_corrupt_records_are_named_and_left_alone(tmp_path: Path) -> None:
     before = planned(steps=100)
-    write_plan(before, tmp_path, "harness ablate foretold")
+    write_plan(before, tmp_path, {"command": "harness ablate foretold"})
     for cell in before.cells:
         record(tmp_path, cell, 1.0)
     plan = planned(steps=200)

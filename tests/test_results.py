@@ -29,7 +29,7 @@ def write_records(folder: Path, made: Plan, statuses: dict[int, str]) -> None:
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    write_plan(plan(), tmp_path, "harness ablate small")
+    write_plan(plan(), tmp_path, {"command": "harness ablate small"})
     write_records(tmp_path, plan(), {0: "finished", 1: "diverged", 2: "failed", 3: "out_of_memory"})
     (tmp_path / "runs" / plan().cells[4].fingerprint).mkdir()
     (tmp_path / "runs" / plan().cells[4].fingerprint / "curves.jsonl").write_text(
@@ -69,7 +69,7 @@ def test_curves_of_unfinished_runs_are_there(study: Path) -> None:
 
 
 def test_a_planned_study_without_any_record_is_empty_not_broken(tmp_path: Path) -> None:
-    write_plan(plan(), tmp_path, "")
+    write_plan(plan(), tmp_path, {})
     data = load_study(tmp_path)
     assert set(data.runs["status"]) == {"missing"}
     assert len(data.scores) == len(data.curves) == len(data.attention) == 0

@@ -96,7 +96,7 @@ def test_an_unknown_budget_or_number_of_seeds_is_refused() -> None:
 
 
 def test_study_json_tells_the_whole_plan() -> None:
-    document = plan().document("harness ablate small")
+    document = plan().document({"command": "harness ablate small"})
     assert document["variants"] == ["sinusoidal", "none", "rope"]
     assert document["differences"] == {
         "sinusoidal": {},
@@ -110,7 +110,7 @@ def test_study_json_tells_the_whole_plan() -> None:
 
 
 def test_position_codes_are_kept_for_the_variants_that_have_them(tmp_path: Path) -> None:
-    write_plan(plan(), tmp_path, "")
+    write_plan(plan(), tmp_path, {})
     codes = dict(np.load(tmp_path / "codes.npz"))
     assert set(codes) == {"sinusoidal"}
     assert codes["sinusoidal"].shape == (2 * 5 + 2, 16)
@@ -132,7 +132,7 @@ def test_a_survey_tells_finished_partial_missing_and_corrupt_apart(tmp_path: Pat
 
 def test_runs_that_no_longer_fit_are_named_stale_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = plan()
-    write_plan(before, tmp_path, "")
+    write_plan(before, tmp_path, {})
     for cell in before.cells:
         record(tmp_path / "runs", cell.fingerprint, cell.spec.document())
     monkeypatch.setattr(RoPE, "result_version", 2)
@@ -143,7 +143,7 @@ def test_runs_that_no_longer_fit_are_named_stale_and_kept(tmp_path: Path, monkey
 
 
 def test_seeds_and_budgets_are_no_reason_to_call_runs_stale(tmp_path: Path) -> None:
-    write_plan(plan(budget="smoke"), tmp_path, "")
+    write_plan(plan(budget="smoke"), tmp_path, {})
     for cell in plan(budget="smoke").cells:
         record(tmp_path / "runs", cell.fingerprint, cell.spec.document())
     assert survey(plan(), tmp_path)[1] == []

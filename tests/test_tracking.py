@@ -583,6 +583,24 @@ def test_two_deliveries_at_once_take_turns(study, uri, monkeypatch):
     assert Mirror(uri, study.folder).deliver() == 2
 
 
+def test_flush_waits_for_what_lies_on_disk_but_not_for_a_dead_store(study, uri, monkeypatch):
+    monkeypatch.setattr(mirror, "CYCLE", 60)
+    study.train(study.fingerprints[0])
+    live = Mirror(uri, study.folder)
+    live.start()
+    assert live.flush(60)
+    study.end(study.fingerprints[0])
+    assert live.flush(60)
+    assert rows(uri)["sinusoidal · copy · seed 0"]["status"] == "FINISHED"
+    assert live.close(60)
+    dead = Mirror("http://127.0.0.1:9", study.folder)
+    dead.start()
+    begun = time.monotonic()
+    assert not dead.flush(30)
+    assert time.monotonic() - begun < 20
+    dead.close(20)
+
+
 def test_an_error_ends_the_study_as_failed(study, uri):
     study.train(study.fingerprints[0], 0, 40)
     live = Mirror(uri, study.folder)

@@ -53,7 +53,7 @@ class Worker:
                 stderr=log,
             )
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self.pipe.settimeout(120)
+        self.pipe.settimeout(300)
         self.lines = self.pipe.makefile("rb")
 
     def hear(self):

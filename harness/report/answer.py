@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness.report.tables import fewest_seeds, missed_gate, outcome_counts, planned_scores, records, variants_of
+from harness.report.tables import fewest_seeds, missed_gate, outcome_counts, records, variants_of
 from harness.report.wording import (
     FAILURES,
     PENDING,
@@ -55,7 +55,7 @@ def lengths_phrase(lengths: list[int]) -> str:
 def _shown(data: "StudyData", comparison: pd.DataFrame) -> str:
     document = data.document
     baseline, score = document["baseline"], score_phrase(document)
-    if planned_scores(data)["score"].notna().sum() == 0:
+    if data.primary()["score"].notna().sum() == 0:
         return f"No run of this study has a score yet, so nothing can be said about {listed(document['tasks'])}."
     if comparison.empty:
         return f"The study has only its baseline, {baseline}, and so compares nothing: {_means(data)} ({score})."
@@ -95,7 +95,7 @@ def _with_difference(row: dict[Any, Any]) -> str:
 
 
 def _means(data: "StudyData") -> str:
-    means = planned_scores(data).groupby("task", sort=False)["score"].mean()
+    means = data.primary().groupby("task", sort=False)["score"].mean()
     return listed([f"{decimal(mean, 2)} on {task}" for task, mean in means.items()])
 
 

@@ -18,7 +18,6 @@ from matplotlib.ticker import MaxNLocator
 from harness.report.look import FAINT, INK, MUTED, Style, key, legend, panels, safe, styles
 from harness.report.tables import (
     Findings,
-    planned_scores,
     records,
     score_summaries,
     seed_differences,
@@ -180,7 +179,7 @@ def scores(found: Findings, look: Look) -> Picture | None:
     outcome = found.data.runs[["variant", "task", "seed", "status"]].assign(
         passed=gate.astype("float64") >= document["gate"]
     )
-    table = planned_scores(found.data).dropna().merge(outcome, on=["variant", "task", "seed"])
+    table = found.data.primary().dropna().merge(outcome, on=["variant", "task", "seed"])
     tasks = [task for task in document["tasks"] if task in set(table["task"])]
     if not tasks:
         return None

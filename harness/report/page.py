@@ -15,7 +15,6 @@ from harness.report.tables import (
     deviations,
     fewest_seeds,
     flat,
-    planned_scores,
     records,
     runs_table,
     variants_of,
@@ -476,7 +475,7 @@ def _provenance(found: Findings, now: datetime) -> list[Block]:
 
 
 def _runs(found: Findings) -> Table:
-    score = planned_scores(found.data).set_index(["variant", "task", "seed"])["score"]
+    score = found.data.primary().set_index(["variant", "task", "seed"])["score"]
     rows = [
         [
             *(Cell(str(row[name])) for name in ("task", "variant", "seed")),

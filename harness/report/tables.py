@@ -32,23 +32,9 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return cast("list[dict[str, Any]]", frame.to_dict("records"))
 
 
-def planned_scores(data: "StudyData") -> pd.DataFrame:
-    """`variant, task, seed, score`, a row a *planned* run, NaN where there is no score (yet).
-
-    So Holm's correction covers the whole study from its first finished run on, and no comparison is missing.
-    """
-    runs = data.runs[RUN].drop_duplicates()
-    scores = data.primary()
-    merged = runs.merge(scores[[*RUN, "score"]], on=RUN, how="left")
-    return merged.astype({"score": "float64"})
-
-
 def comparison(data: "StudyData") -> pd.DataFrame:
     """`harness.stats.compare` on the study's primary scores."""
-    document = data.document
-    return compare(
-        planned_scores(data), document["baseline"], document["margin"], document.get("higher_is_better", True)
-    )
+    return compare(data.primary(), **data.terms)
 
 
 def in_order(frame: pd.DataFrame, document: dict[str, Any], *rest: str) -> pd.DataFrame:
@@ -85,7 +71,7 @@ def verdicts(data: "StudyData", compared: pd.DataFrame) -> pd.DataFrame:
     row is over all its seeds.
     """
     document = data.document
-    scores = planned_scores(data).merge(_gate_passed(data), on=RUN, how="left")
+    scores = data.primary().merge(_gate_passed(data), on=RUN, how="left")
     base = scores[scores["variant"] == document["baseline"]]
     notes = _ceiling_notes(data)
     rows = []
@@ -132,7 +118,7 @@ def _gate(own: pd.DataFrame) -> dict[str, Any]:
 
 def _ceiling_notes(data: "StudyData") -> dict[tuple[str, str], dict[str, Any]]:
     document = data.document
-    found = ceilings(planned_scores(data), document["baseline"], document["margin"])
+    found = ceilings(data.primary(), document["baseline"], document["margin"])
     return {
         (row["variant"], row["task"]): {"failure_bound": row["failure_bound"], "note": row["sentence"]}
         for row in records(found)
@@ -141,7 +127,7 @@ def _ceiling_notes(data: "StudyData") -> dict[tuple[str, str], dict[str, Any]]:
 
 def seed_differences(data: "StudyData") -> pd.DataFrame:
     """`variant, task, seed, difference` to the baseline, a row a pair."""
-    scores = planned_scores(data)
+    scores = data.primary()
     is_base = scores["variant"] == data.document["baseline"]
     base = scores[is_base].rename(columns={"score": "base"}).drop(columns="variant")
     paired = scores[~is_base].merge(base, on=["task", "seed"]).dropna(subset=["score", "base"])
@@ -152,7 +138,7 @@ def score_summaries(data: "StudyData") -> pd.DataFrame:
     """`variant, task, mean, low, high`: each arm by itself, with its 95 % t interval."""
     rows = [
         dict(zip(("variant", "task", "mean", "low", "high"), (*names, *summary_interval(group)), strict=True))
-        for names, group in planned_scores(data).groupby(CELL, sort=False)["score"]
+        for names, group in data.primary().groupby(CELL, sort=False)["score"]
     ]
     return pd.DataFrame(rows, columns=["variant", "task", "mean", "low", "high"])
 

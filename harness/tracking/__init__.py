@@ -10,7 +10,7 @@ from harness.tracking.entities import StoreError
 from harness.tracking.links import Link, chart_link, compare_link, run_link, runs_link, study_links
 from harness.tracking.mirror import Mirror
 from harness.tracking.received import run_ids
-from harness.tracking.uri import default_uri, store_lock
+from harness.tracking.uri import default_uri, store_lock, without_password
 
 __all__ = [
     "Link",
@@ -24,4 +24,5 @@ __all__ = [
     "runs_link",
     "store_lock",
     "study_links",
+    "without_password",
 ]

@@ -76,7 +76,8 @@ def _common_tags(study: Mapping[str, Any], budget: str) -> dict[str, str]:
         "baseline": study["baseline"],
         "commit": study["commit"],
         "hardware": hardware(study["environment"]),
-        "mlflow.source.name": study["command"],
+        "command": study["command"],
+        "mlflow.source.name": f"harness ablate {study['study']}",
         "mlflow.source.type": "LOCAL",
         "mlflow.source.git.commit": study["commit"],
     }

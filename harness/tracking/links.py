@@ -42,7 +42,7 @@ def compare_link(server: str, experiment_id: str, ids: list[str]) -> str:
 
 
 def run_link(server: str, experiment_id: str, run_id: str, page: str = "") -> str:
-    """A run's overview; `page` is `model-metrics` (curves, image slider) or `artifacts` (files, report)."""
+    """A run's overview; `page` is `model-metrics` (curves, image slider) or `artifacts/…` (a file)."""
     return f"{server}/#/experiments/{experiment_id}/runs/{run_id}{f'/{page}' if page else ''}?{_WORKFLOW}"
 
 
@@ -64,7 +64,8 @@ def study_links(server: str, study_folder: Path, uri: str) -> list[Link]:
 def _links(server: str, study: dict[str, Any], parent: Received, ids: dict[str, str]) -> list[Link]:
     experiment, budget = parent.experiment_id, study["budget"]
     links = [
-        Link("report, description", run_link(server, experiment, parent.run_id)),
+        Link("the report", run_link(server, experiment, parent.run_id, "artifacts/report.html")),
+        Link("the study: answer, description, its runs", run_link(server, experiment, parent.run_id)),
         Link("all runs as a table", runs_link(server, experiment)),
     ]
     for task in study["tasks"]:
@@ -78,7 +79,12 @@ def _links(server: str, study: dict[str, Any], parent: Received, ids: dict[str, 
             links.append(Link(text, compare_link(server, experiment, chosen)))
     first = next((ids[run["fingerprint"]] for run in study["runs"] if run["fingerprint"] in ids), None)
     if first:
-        links.append(Link("a run's curves and attention maps", run_link(server, experiment, first, "model-metrics")))
+        links.append(
+            Link(
+                "one run: curves, attention maps (enlarge the first card)",
+                run_link(server, experiment, first, "model-metrics"),
+            )
+        )
     return links
 
 

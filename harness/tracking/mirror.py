@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fcntl import LOCK_NB, LOCK_SH, flock
@@ -34,7 +35,7 @@ class Mirror:
         self._key = store_key(uri, study_folder)
         self._delivery: Delivery | None = None
         self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
+        self._stop, self._hurry = threading.Event(), threading.Event()
         self._unfinished: str | None = None
         self._failures = 0
         self._ever_failed = False
@@ -85,6 +86,16 @@ class Mirror:
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
         self._thread.start()
 
+    def flush(self, timeout: float = 5.0) -> bool:
+        """Have the thread deliver now, not at its next turn, and wait for it; whether the store then has everything."""
+        end, failures = time.monotonic() + timeout, self._failures
+        self._hurry.set()
+        while self.pending():
+            if time.monotonic() > end or self._failures > failures:
+                return False
+            time.sleep(0.1)
+        return True
+
     def close(self, timeout: float = 15.0, status: Literal["FINISHED", "KILLED", "FAILED"] = "KILLED") -> bool:
         """Deliver a last time and stop; whether the store has everything.
 
@@ -94,6 +105,7 @@ class Mirror:
         """
         self._unfinished = status
         self._stop.set()
+        self._hurry.set()
         if self._thread is None:
             self.start()
         assert self._thread is not None
@@ -107,7 +119,9 @@ class Mirror:
     def _work(self) -> None:
         reaped, closing, pause = False, False, 0.0
         while not closing:
-            closing = self._stop.wait(pause)
+            self._hurry.wait(pause)
+            self._hurry.clear()
+            closing = self._stop.is_set()
             try:
                 reaped = self._cycle(reaped, closing)
             except Exception as error:  # the thread's outermost frame: training goes on, whatever the store does
