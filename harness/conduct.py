@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pandas as pd
 import torch
@@ -26,7 +26,11 @@ from harness.schema import UserError
 from harness.stats import compare
 from harness.study import Ablation, Device, Plan, make_plan, survey, write_plan
 
+if TYPE_CHECKING:
+    from harness.tracking import Mirror
+
 PATIENCE = 30.0  # seconds that the end of a study waits for the tracking store; the rest is left to `harness sync`
+SETTLE = 5.0  # seconds that the report waits for it
 HASTE = 3.0  # the same after Ctrl-C
 
 
@@ -115,21 +119,34 @@ def run_study(
         if is_current(plan, folder, states):
             return Outcome(folder, dict(Counter(states.values())), unchanged=True)
         write_plan(plan, folder, {"command": command, "tracking_uri": without_password(mirror.uri)})
-        mirror.start()
-        left = [cell for cell in plan.cells if states[cell.fingerprint] not in ENDED]
         todo = [
             Job(cell.fingerprint, cell.spec.model_dump_json(), folder / "runs" / cell.fingerprint, sources)
-            for cell in left
+            for cell in plan.cells
+            if states[cell.fingerprint] not in ENDED
         ]
-        interrupted = bool(todo) and execute(todo, resolve_jobs(jobs, plan.device), display, folder)
-        if not interrupted:
-            publish(folder, display)
-        mirror.close(timeout=HASTE if interrupted else PATIENCE, status="KILLED" if interrupted else "FINISHED")
+        interrupted = mirrored(mirror, todo, resolve_jobs(jobs, plan.device), display, folder)
         return Outcome(folder, dict(Counter(survey(plan, folder)[0].values())), interrupted)
+
+
+def mirrored(mirror: "Mirror", jobs: list[Job], workers: int, display: Display, folder: Path) -> bool:
+    """Work jobs off and write the report while a thread delivers to the tracking store; whether a signal stopped it."""
+    mirror.start()
+    ended: Literal["FINISHED", "KILLED", "FAILED"] = "FAILED"
+    try:
+        interrupted = execute(jobs, workers, display, folder)
+        ended = "KILLED" if interrupted else "FINISHED"
+        if not interrupted:
+            mirror.flush(SETTLE)  # so that the report can name every run's id in the store
+            publish(folder, display)
+        return interrupted
+    finally:
+        mirror.close(timeout=HASTE if ended == "KILLED" else PATIENCE, status=ended)
 
 
 def execute(jobs: list[Job], workers: int, display: Display, folder: Path) -> bool:
     """Work jobs off; whether a signal stopped it."""
+    if not jobs:
+        return False
     with LocalEngine(min(workers, len(jobs))) as engine, stopping(engine) as stopped:
         for event in engine.run(jobs):
             display.event(event)

@@ -112,10 +112,12 @@ class LocalEngine:
     job ends with a record that says so.
 
     Raises:
-        UserError: made in a worker, which happens when a user's script starts a study as it is imported.
+        UserError: no workers asked for, or made in a worker: a user's script starts a study as it is imported.
     """
 
     def __init__(self, workers: int) -> None:
+        if workers < 1:
+            raise UserError(f"workers = {workers}: it takes at least one")
         if os.environ.get(INSIDE):
             raise UserError("a study starts while its own file is imported; put it under if __name__ == '__main__'")
         self._size = workers
@@ -243,8 +245,9 @@ class LocalEngine:
     def _bury(self, worker: "_Worker") -> None:
         """Reap a worker that is gone, decide what becomes of its job, replace it if there is work."""
         cause = worker.reap()
-        if not worker.ready and self._deadline is None:
-            self._false_starts[worker.number] += 1
+        with self._lock:  # from here on nobody gives it a job
+            false_start, worker.ready = not worker.ready, False
+        self._false_starts[worker.number] += false_start and self._deadline is None
         for event in self._last_words(worker, cause):
             self._happenings.put(event)
         with self._lock:

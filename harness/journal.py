@@ -92,19 +92,21 @@ class Journal(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Sum up the step; on every `LOG_EVERY`th write a point, then evaluate, save or stop if it is time."""
+        """Sum up the step; write a point, evaluate, save or stop if it is time."""
         module, step = cast(TransformerModule, pl_module), trainer.global_step
         self._count(module)
         if step in self.snapshots:
             self._snapshot(module, step)
-        if step % LOG_EVERY and step != self.spec.train.steps:
-            return
-        line = self._point(module, step)
-        if step % self.spec.train.eval_every == 0 and step < self.spec.train.steps:
+        last = step == self.spec.train.steps
+        logs = last or step % LOG_EVERY == 0
+        line = self._point(module, step) if logs else {}
+        if step % self.spec.train.eval_every == 0 and not last:
             line |= self._monitor(module)
-        self.write(step, line)
-        self._forget()
-        self._save_or_stop(trainer, step)
+        if line:
+            self.write(step, line)
+        if logs:
+            self._forget()
+            self._save_or_stop(trainer, step)
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Append a point to the curves, once a step: a resumed run repeats steps to the bit."""

@@ -22,6 +22,7 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 # Packages whose outputs are versioned by `result_version`; any other source is identified by its text.
 OWN_PACKAGES = ("harness", "tasks", "ablations")
@@ -54,6 +55,29 @@ class Spec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
     result_version: ClassVar[int] = 1
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _itself(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        """Refuses a subclass of what is no axis: its own fields would vanish from the document."""
+        if isinstance(value, cls) and type(value) is not cls and not issubclass(cls, Level):
+            raise ValueError(f"{type(value).__name__} extends {cls.__name__}, which is no axis; use {cls.__name__}")
+        return handler(value)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, value: Any) -> Any:
+        """Names what is unknown together with its owner; reads a JSON list as the tuple that it stands for."""
+        if not isinstance(value, Mapping):
+            return value
+        for name in value:
+            if name not in cls.model_fields:
+                words = {"owner": cls.__name__, "hint": nearest(str(name), cls._names())}
+                unknown = PydanticCustomError("unknown_field", "there is no such field in {owner}; {hint}", words)
+                raise ValidationError.from_exception_data(
+                    cls.__name__, [InitErrorDetails(type=unknown, loc=(name,), input=value[name])]
+                )
+        return {name: _tuples(inner) for name, inner in value.items()}
 
     def document(self) -> dict[str, Any]:
         """The spec as plain JSON data; `type(spec).parse(spec.document()) == spec`."""
@@ -155,7 +179,7 @@ class Level(Spec):
                 return value
             raise ValueError(f"expected a {cls.__name__} level, e.g. {_example(cls)}, not {value!r}")
         fields = dict(value)
-        kind = fields.pop("kind", cls.__name__)
+        kind = str(fields.pop("kind", cls.__name__))
         known = cls.levels()
         if kind not in known:
             raise ValueError(f"unknown {cls.__name__} level {kind!r}; {nearest(kind, known)}")
@@ -168,6 +192,10 @@ class Level(Spec):
         for sub in cls.__subclasses__():
             own.update(sub.levels())
         return own
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _plain(value: Any) -> Any:
@@ -190,12 +218,22 @@ def fingerprint(spec: Spec) -> str:
     defined outside the project.
     """
     kinds = sorted({type(part) for part in spec.specs()}, key=lambda kind: kind.__qualname__)
+    bases = sorted({base for kind in kinds for base in _lineage(kind)}, key=lambda kind: kind.__qualname__)
     identity = {
         "spec": spec.document(),
-        "versions": {kind.__qualname__: kind.result_version for kind in kinds},
-        "sources": {kind.__qualname__: source_text(kind) for kind in kinds if is_foreign(kind)},
+        "versions": {kind.__qualname__: _version(kind) for kind in kinds},
+        "sources": {base.__qualname__: source_text(base) for base in bases if is_foreign(base)},
     }
     return hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:16]
+
+
+def _lineage(kind: type[Spec]) -> list[type[Spec]]:
+    return [base for base in kind.__mro__ if issubclass(base, Spec)]
+
+
+def _version(kind: type[Spec]) -> int:
+    """One number that rises whenever the `result_version` of a class or of one of its bases does."""
+    return 1 + sum(vars(base).get("result_version", 1) - 1 for base in _lineage(kind))
 
 
 def is_foreign(kind: type) -> bool:
@@ -225,19 +263,7 @@ def explain(error: ValidationError) -> str:
     path = ".".join(location)
     value = first.get("input")
     shown = f" = {value!r}" if isinstance(value, str | int | float | bool | None) else ""
-    return f"{path or error.title}{shown}: {_reason(error, first)}".replace("Value error, ", "")
-
-
-def _reason(error: ValidationError, first: Any) -> str:
-    message = str(first["msg"])
-    if first["type"] == "extra_forbidden":
-        name = str(first["loc"][-1])
-        known = next((c._names() for c in _all_specs() if c.__name__ == error.title), [])
-        return f"there is no such field in {error.title}; {nearest(name, known)}"
-    return message[0].lower() + message[1:] if not message.startswith("Value error") else message
-
-
-def _all_specs(base: type[Spec] = Spec) -> Iterator[type[Spec]]:
-    for sub in base.__subclasses__():
-        yield sub
-        yield from _all_specs(sub)
+    reason = first["msg"].removeprefix("Value error, ")
+    if reason == first["msg"]:  # pydantic's own sentences begin with a capital
+        reason = reason[0].lower() + reason[1:]
+    return f"{path or error.title}{shown}: {reason}"

@@ -50,12 +50,12 @@ class Ablation(Spec):
     """
 
     question: Annotated[str, MinLen(1)]
-    claims: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    claims: tuple[str, ...] = ()
     why: str = ""
     model: ModelSpec = ModelSpec()
     train: TrainSpec = TrainSpec()
     tasks: Annotated[dict[str, Task], MinLen(1)]
-    axes: Annotated[tuple[str, ...], MinLen(1), Field(strict=False)]
+    axes: Annotated[tuple[str, ...], MinLen(1)]
     baseline: str
     variants: Annotated[dict[str, Overrides], MinLen(1)]
     score: Literal["exact_match", "exact_match_no_end", "token_accuracy"] = "exact_match"

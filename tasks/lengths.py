@@ -2,19 +2,16 @@
 
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from harness.schema import Changes, Spec
-
-Pair = Annotated[tuple[int, int], Changes("data"), Field(strict=False)]
-Many = Annotated[tuple[int, ...], Changes("evaluation"), Field(strict=False)]
 
 
 class Lengths(Spec):
     """Training lengths `lo … hi`, each equally likely, and the lengths beyond that the primary score averages over."""
 
-    train: Pair = (1, 10)
-    test: Many = (11, 12, 14, 16, 18, 20)
+    train: Annotated[tuple[int, int], Changes("data")] = (1, 10)
+    test: Annotated[tuple[int, ...], Changes("evaluation")] = (11, 12, 14, 16, 18, 20)
 
     @model_validator(mode="after")
     def _ordered(self) -> "Lengths":

@@ -88,6 +88,7 @@ def training(spec: RunSpec) -> list[float]:
     """The loss after training, and the norm of every parameter."""
     with tempfile.TemporaryDirectory() as folder:
         record = run(spec, directory=Path(folder))
+        assert record.status == "finished", record.cause
         trained = torch.load(Path(folder) / "model.pt", weights_only=True)
     return flat(torch.tensor([record.final["train/loss"], *(float(p.norm()) for p in trained.values())]))
 

@@ -88,9 +88,7 @@ def test_every_level_parses_back_to_itself(path: str, level: type[Level]) -> Non
 
 
 @pytest.mark.parametrize(("path", "level"), EVERY)
-def test_every_level_says_what_it_is(path: str, level: type[Level], request: pytest.FixtureRequest) -> None:
-    if level.__name__ == "Unscaled":
-        request.applymarker(pytest.mark.xfail(reason="defect: Unscaled's docstring has no equation", strict=True))
+def test_every_level_says_what_it_is(path: str, level: type[Level]) -> None:
     text = level.__dict__.get("__doc__") or ""
     assert len(text) > 20
     if path.startswith("model."):

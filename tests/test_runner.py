@@ -279,10 +279,13 @@ def test_ctrl_c_stays_a_keyboard_interrupt(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
 
-    handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        run(tiny(), directory=tmp_path, on_progress=press)
-    assert signal.getsignal(signal.SIGINT) is handler
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # xdist's workers ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(tiny(), directory=tmp_path, on_progress=press)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Exploding(FeedForward):

@@ -89,7 +89,6 @@ def test_an_unknown_field_is_named_with_the_nearest_one() -> None:
         RunSpec.parse(changed("trian", 3))
 
 
-@pytest.mark.xfail(reason="defect: a nested unknown field is said to be missing in the outermost spec", strict=True)
 @pytest.mark.parametrize(
     ("path", "owner", "nearest_name"),
     [
@@ -108,7 +107,6 @@ def test_an_unknown_nested_field_is_named_with_its_owner(path: str, owner: str, 
     )
 
 
-@pytest.mark.xfail(reason="defect: a kind that is no string", raises=(AttributeError, TypeError), strict=True)
 @pytest.mark.parametrize("kind", [5, None, ["RoPE"]])
 def test_a_kind_that_is_no_name_is_a_user_error(kind: Any) -> None:
     with pytest.raises(UserError, match=r"^model\.position"):
@@ -369,7 +367,6 @@ def test_a_raised_result_version_changes_the_fingerprint_of_what_uses_it(monkeyp
     assert other.fingerprint() != before[1]
 
 
-@pytest.mark.xfail(reason="defect: only the class's own number counts, not its bases'", strict=True)
 def test_a_raised_result_version_of_a_base_changes_its_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Copy, "result_version", 2)
     before = RUN.fingerprint()
@@ -447,7 +444,6 @@ def test_a_users_level_is_written_as_itself_with_its_fields(tmp_path: Path) -> N
     assert spec.document()["model"]["position"] == {"kind": "Banded", "strength": 0.25, "bands": [1, 2], "inner": None}
 
 
-@pytest.mark.xfail(reason="defect: a tuple among a level's own fields does not survive parsing", strict=True)
 def test_all_a_users_fields_survive_parsing(tmp_path: Path) -> None:
     level = own(tmp_path, "Striped").Striped
     mine = level(strength=0.25, bands=(3, 4, 5), inner=RoPE(base=3.0))
@@ -480,7 +476,6 @@ def test_the_text_of_a_users_file_enters_the_fingerprint(tmp_path: Path) -> None
     assert run(text) == first
 
 
-@pytest.mark.xfail(reason="defect: only the file of the class itself counts, not those of its bases", strict=True)
 def test_the_text_of_a_users_base_class_enters_the_fingerprint(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from neighbour import Base\n\n\nclass Derived(Base):\n    pass\n")
     found = []
@@ -517,7 +512,6 @@ def test_a_users_task_works_in_a_run_spec(tmp_path: Path) -> None:
     assert spec.fingerprint() != RunSpec(task=task()).fingerprint()
 
 
-@pytest.mark.xfail(reason="defect: what a subclass of a plain spec adds vanishes from the document", strict=True)
 def test_a_subclass_of_what_is_no_axis_is_refused_rather_than_cut() -> None:
     def run() -> RunSpec:
         class Extended(TrainSpec):

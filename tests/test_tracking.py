@@ -686,6 +686,7 @@ def test_killed_at_random_moments_and_delivered_again_nothing_is_missing_or_twic
     assert rows(uri) == undisturbed(study)
 
 
+@pytest.mark.slow
 def test_a_locked_database_delays_and_loses_nothing(study, uri, results, undisturbed, caplog):
     study.train(study.fingerprints[0], 0, 40)
     live = Mirror(uri, study.folder)

@@ -132,7 +132,7 @@ def test_jobs_end_with_records_whatever_they_do_and_silence_between_them_means_e
     failures = {
         "broken.py, line 2: ZeroDivisionError": make_job(sources=(str(broken),), directory=tmp_path / "a"),
         "changed while the study ran": make_job(fingerprint="0" * 16, directory=tmp_path / "b"),
-        "task: field required": make_job(spec='{"no field": 1}', directory=tmp_path / "c"),
+        "task: field required": make_job(spec="{}", directory=tmp_path / "c"),
     }
     for words, job in failures.items():
         worker.tell(job)

@@ -55,7 +55,8 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | No
 
 def attention_weights(query: Tensor, key: Tensor, bias: Tensor | None, *, causal: bool) -> Tensor:
     """softmax(QKᵀ + bias), `(B, H, T, T)` in fp32, for queries already scaled: what the fused kernel never stores."""
-    logits = query.float() @ key.float().transpose(-2, -1)
+    with torch.autocast(query.device.type, enabled=False):
+        logits = query.float() @ key.float().transpose(-2, -1)
     mask = torch.zeros(logits.shape[-2:], device=logits.device) if bias is None else bias.float()
     return (logits + _masked(mask, causal=causal)).softmax(dim=-1)
 

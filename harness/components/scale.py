@@ -23,7 +23,7 @@ class InverseSqrt(Scale):
 
 
 class Unscaled(Scale):
-    """No factor: unit-variance queries and keys get logits of variance d_k, and the softmax saturates."""
+    """Factor = 1: unit-variance queries and keys get logits of variance d_k, and the softmax saturates."""
 
     def factor(self, d_head: int) -> float:
         """One."""
