@@ -24,7 +24,7 @@ from harness.engine import Ended, Event, Job, LocalEngine
 from harness.results import ENDED, load_study
 from harness.schema import UserError
 from harness.stats import compare
-from harness.study import Ablation, Device, Plan, make_plan, survey, write_plan
+from harness.study import Ablation, Device, Plan, earlier_plan, make_plan, survey, write_plan
 
 if TYPE_CHECKING:
     from harness.tracking import Mirror
@@ -111,12 +111,15 @@ def run_study(
     results = Path(results).expanduser().absolute()
     folder = results / name
     mirror = Mirror(tracking_uri or default_uri(results), folder)
-    mirror.prepare()
-    make_writable(results)
+    if tracking_uri:
+        mirror.prepare()
+    make_writable(folder)
     with locked(folder, name):
         states, notices = survey(plan, folder)
         display.begin(plan, states, notices)
         if is_current(plan, folder, states):
+            if mirror.pending():
+                mirror.close(timeout=PATIENCE, status="FINISHED")
             return Outcome(folder, dict(Counter(states.values())), unchanged=True)
         write_plan(plan, folder, {"command": command, "tracking_uri": without_password(mirror.uri)})
         todo = [
@@ -192,7 +195,6 @@ def locked(folder: Path, name: str) -> Iterator[None]:
     Raises:
         UserError: another process holds it, and which.
     """
-    folder.mkdir(exist_ok=True)
     with (folder / "lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -215,29 +217,29 @@ def _holder(text: str) -> str:
         return "another process"
 
 
-def make_writable(results: Path) -> None:
-    """Make the results folder if need be.
+def make_writable(folder: Path) -> None:
+    """Make a study's folder if need be.
 
     Raises:
         UserError: it cannot be made or written.
     """
     try:
-        results.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--results {results}: cannot be made ({error.strerror}); name a folder that can") from error
-    if not os.access(results, os.W_OK | os.X_OK):
-        raise UserError(f"--results {results}: not writable; name another folder or change its rights")
+        raise UserError(f"{folder}: cannot be made ({error.strerror}); name another folder with --results") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"{folder}: not writable; change its rights or name another folder with --results")
 
 
 def is_current(plan: Plan, folder: Path, states: dict[str, str]) -> bool:
     """Whether every run has ended and the report on disk is of this plan and newer than every record."""
     if any(state not in ENDED for state in states.values()):
         return False
-    report, described = folder / "report.html", folder / "study.json"
-    if not report.exists() or not described.exists():
+    report = folder / "report.html"
+    if not report.exists():
         return False
     of_this_plan = {key: value for key, value in plan.document({}).items() if key not in CIRCUMSTANCES}
-    on_disk = {key: value for key, value in json.loads(described.read_text()).items() if key not in CIRCUMSTANCES}
+    on_disk = {key: value for key, value in earlier_plan(folder).items() if key not in CIRCUMSTANCES}
     records = [folder / "runs" / fingerprint / "record.json" for fingerprint in states]
     newest = max(record.stat().st_mtime for record in records)
     return json.loads(json.dumps(of_this_plan)) == on_disk and report.stat().st_mtime >= newest

@@ -1,6 +1,5 @@
 """What a study would still run and what that costs, for `harness ablate NAME --plan`. Writes nothing."""
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from harness.cost import parameters, training_flops
 from harness.record import RunRecord, read_curves
 from harness.schema import UserError, canonical_json
 from harness.spec import RunSpec
-from harness.study import Cell, Plan
+from harness.study import Cell, Plan, earlier_plan, stale_runs
 from harness.transformer import Transformer
 
 SAMPLED_STEPS = 64  # batches drawn to see how many tokens a training step reads
@@ -162,15 +161,9 @@ def _records(folder: Path) -> tuple[dict[str, RunRecord], list[str]]:
 def _stale(plan: Plan, folder: Path, records: dict[str, RunRecord]) -> list[str]:
     """A notice if runs of this budget and device were recorded under other fingerprints."""
     path = folder / "study.json"
-    try:
-        before = json.loads(path.read_text()) if path.exists() else {}
-    except json.JSONDecodeError:
+    if path.exists() and not earlier_plan(folder):
         return [f"{path} is corrupt; it would be written anew"]
-    if (before.get("budget"), before.get("device")) != (plan.budget, plan.device):
-        return []
-    known = {(run["variant"], run["task"], run["seed"]): run["fingerprint"] for run in before["runs"]}
-    old = {cell.fingerprint: known.get((cell.variant, cell.task, cell.seed), "") for cell in plan.cells}
-    count = sum(new not in records and old[new] != new and old[new] in records for new in old)
+    count = stale_runs(plan, folder, records.__contains__)
     return [f"{count} earlier runs no longer fit their spec or result version and would be done again"] if count else []
 
 

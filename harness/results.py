@@ -76,12 +76,13 @@ class StudyData:
 
         A run that could not be trained to the end (diverged) scores 0. One that failed, ran out of memory or has not
         ended has no score (NaN), and still counts where a correction asks how many comparisons the study makes.
-        Without test lengths the training lengths count.
+        For a task without test lengths the training lengths count.
         """
         planned = self.runs[["variant", "task", "seed"]]
         scored = self.scores[self.scores["metric"] == self.document["score"]]
-        tested = scored[scored["split"] == "test"]
-        means = (tested if len(tested) else scored).groupby(["variant", "task", "seed"], sort=False)["value"].mean()
+        untested = [task for task, lengths in self.document["test_lengths"].items() if not lengths]
+        counted = scored[(scored["split"] == "test") | scored["task"].isin(untested)]
+        means = counted.groupby(["variant", "task", "seed"], sort=False)["value"].mean()
         return planned.merge(means.rename("score").reset_index(), how="left", on=["variant", "task", "seed"])
 
 

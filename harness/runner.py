@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -50,11 +51,14 @@ def run(
 
     Raises:
         Interrupted: after saving, when `should_stop` said yes.
-        UserError: this machine cannot run the spec (no CUDA device, an attention kernel that cannot run).
+        UserError: this machine cannot run the spec (no CUDA device, an attention kernel that cannot run), or the
+            directory holds the run of another one.
     """
     if directory is None:
         with TemporaryDirectory() as temporary:
             return run(spec, directory=Path(temporary), on_progress=on_progress, should_stop=should_stop)
+    if _spec_in(directory) not in (None, spec.document()):
+        raise UserError(f"{directory} holds the run of another spec; name another directory")
     if (directory / "record.json").exists():
         return RunRecord.read(directory / "record.json")
     if spec.device == "cuda" and not torch.cuda.is_available():
@@ -64,6 +68,12 @@ def run(
     record.write(directory / "record.json")
     (directory / "checkpoint.ckpt").unlink(missing_ok=True)
     return record
+
+
+def _spec_in(directory: Path) -> Any:
+    """The spec document of the run that a directory holds; None if it holds none."""
+    path = directory / "spec.json"
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 class _Attempt:

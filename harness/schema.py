@@ -187,10 +187,17 @@ class Level(Spec):
 
     @classmethod
     def levels(cls) -> dict[str, type[Self]]:
-        """The concrete levels of this axis by name, users' own included; a later definition replaces an earlier."""
+        """The concrete levels of this axis by name, users' own included; a file loaded again replaces what it defined.
+
+        Raises:
+            UserError: two files define a level of the same name.
+        """
         own = {} if inspect.isabstract(cls) or Level in cls.__bases__ else {cls.__name__: cls}
         for sub in cls.__subclasses__():
-            own.update(sub.levels())
+            for name, kind in sub.levels().items():
+                if name in own and own[name].__module__ != kind.__module__:
+                    raise UserError(f"{name} is defined in {own[name].__module__} and in {kind.__module__}; rename one")
+                own[name] = kind
         return own
 
 

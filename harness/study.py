@@ -6,6 +6,7 @@ with its fingerprint; the records on disk say which of them are done.
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -71,6 +72,7 @@ class Ablation(Spec):
             raise ValueError(
                 "score = 'exact_match' asks for the end token, which a task does not train; use 'exact_match_no_end'"
             )
+        self._check_axes()
         for variant, changes in self.variants.items():
             if strays := [path for path in changes if not _covered(path, self.axes)]:
                 raise ValueError(
@@ -84,6 +86,21 @@ class Ablation(Spec):
             self._differ(budget)
         return self
 
+    def _check_axes(self) -> None:
+        """Axes exist, are the component's or the training's, and no budget moves along one."""
+        specs = [self.run_spec(v, next(iter(self.tasks)), seed=0, device="cpu", budget=None) for v in self.variants]
+        for axis in self.axes:
+            if axis.split(".")[0] not in ("model", "train", "task") or axis in ("task", "task.lengths"):
+                raise ValueError(f"axes: {axis} cannot vary in a comparison; name a path of model, train or task")
+            reasons = [reason for spec in specs if (reason := _missing(spec, axis))]
+            if len(reasons) == len(specs):
+                raise ValueError(f"axes: {reasons[0]}")
+            for name, budget in self.budgets.items():
+                if moved := [path for path in budget.changes if _covered(path, (axis,)) or _covered(axis, (path,))]:
+                    raise ValueError(
+                        f"budgets.{name}.changes: {moved[0]} lies along the axis {axis}; set it in each variant"
+                    )
+
     def _differ(self, budget: str) -> None:
         """Every variant can be made, and no two are the same model under other names."""
         for task in self.tasks:
@@ -96,18 +113,17 @@ class Ablation(Spec):
                     )
                 named[identity] = variant
 
-    def run_spec(self, variant: str, task: str, *, seed: int, device: Device, budget: str) -> RunSpec:
-        """The RunSpec of a cell.
+    def run_spec(self, variant: str, task: str, *, seed: int, device: Device, budget: str | None) -> RunSpec:
+        """The RunSpec of a cell; without a budget, what the ablation says before any.
 
         Raises:
             UserError: a change names a field that does not exist, or a value or combination that cannot be.
         """
         base = {"model": self.model.document(), "train": self.train.document(), "task": self.tasks[task].document()}
         spec = RunSpec.parse({**base, "seed": seed, "device": device})
-        origins = [
-            (f"budgets.{budget}.changes", self.budget(budget).changes),
-            (f"variants.{variant}", self.variants[variant]),
-        ]
+        origins = [(f"variants.{variant}", self.variants[variant])]
+        if budget is not None:
+            origins.insert(0, (f"budgets.{budget}.changes", self.budget(budget).changes))
         for origin, changes in origins:
             for path, value in changes.items():
                 try:
@@ -129,6 +145,15 @@ class Ablation(Spec):
 
 def _covered(path: str, axes: tuple[str, ...]) -> bool:
     return any(path == axis or path.startswith(f"{axis}.") for axis in axes)
+
+
+def _missing(spec: RunSpec, path: str) -> str:
+    """Why a spec has no such path; empty if it has."""
+    try:
+        spec.at(path)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 @dataclass(frozen=True)
@@ -278,7 +303,7 @@ def survey(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:
     """
     notices: list[str] = []
     states = {cell.fingerprint: _state(folder / "runs" / cell.fingerprint, notices) for cell in plan.cells}
-    if stale := _stale(plan, folder, states):
+    if stale := stale_runs(plan, folder, lambda name: (folder / "runs" / name / "record.json").exists()):
         notices.append(f"{stale} earlier runs no longer fit their spec or result version; they are kept and done again")
     return states, notices
 
@@ -293,21 +318,23 @@ def _state(directory: Path, notices: list[str]) -> str:
     return "partial" if (directory / "checkpoint.ckpt").exists() else "missing"
 
 
-def _stale(plan: Plan, folder: Path, states: dict[str, str]) -> int:
-    """Cells whose run of the same budget, device, variant, task and seed was recorded under another fingerprint."""
-    try:
-        before = json.loads((folder / "study.json").read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return 0
-    if (before["budget"], before["device"]) != (plan.budget, plan.device):
+def stale_runs(plan: Plan, folder: Path, recorded: Callable[[str], bool]) -> int:
+    """Cells that the last plan of this budget and device ran under another fingerprint, and this one has yet to run."""
+    before = earlier_plan(folder)
+    if (before.get("budget"), before.get("device")) != (plan.budget, plan.device):
         return 0
     known = {(run["variant"], run["task"], run["seed"]): run["fingerprint"] for run in before["runs"]}
-    return sum(
-        states[cell.fingerprint] == "missing"
-        and (old := known.get((cell.variant, cell.task, cell.seed), cell.fingerprint)) != cell.fingerprint
-        and (folder / "runs" / old / "record.json").exists()
-        for cell in plan.cells
-    )
+    old = {cell.fingerprint: known.get((cell.variant, cell.task, cell.seed), cell.fingerprint) for cell in plan.cells}
+    return sum(then != now and not recorded(now) and recorded(then) for now, then in old.items())
+
+
+def earlier_plan(folder: Path) -> dict[str, Any]:
+    """The `study.json` of the last plan; empty if there is none or it is corrupt, as it is about to be written anew."""
+    try:
+        document = json.loads((folder / "study.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return document if isinstance(document, dict) and "runs" in document else {}
 
 
 def write_plan(plan: Plan, folder: Path, invocation: dict[str, str]) -> None:

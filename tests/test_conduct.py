@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from small_study import small
 
-from harness.conduct import Nobody, locked, make_writable, resolve_jobs, run_study
+from harness.conduct import Nobody, locked, resolve_jobs, run_study
 from harness.engine import Ended, Event
 from harness.results import load_study
 from harness.schema import UserError
@@ -71,7 +71,10 @@ def test_written_scores_are_those_of_the_records_to_the_bit(finished: tuple[Path
     folder = finished[0] / "small"
     written = pd.read_csv(folder / "scores.csv")
     held = scores(folder)
-    assert written["value"].tolist() == held["value"].tolist()
+    keys = ["variant", "task", "seed", "length", "metric"]
+    both = written.merge(held, on=keys, suffixes=("", "_held"))
+    assert len(both) == len(written) == len(held)
+    assert both["value"].tolist() == both["value_held"].tolist()
 
 
 def test_a_finished_study_is_left_alone(finished: tuple[Path, Watcher]) -> None:
@@ -126,6 +129,23 @@ def test_failures_are_rows_and_the_exit_code_is_one(tmp_path: Path) -> None:
     assert runs.loc["wild", "cause"]
     assert outcome.exit_code == 1
     assert "diverged" in (outcome.folder / "report.md").read_text()
+
+
+def test_a_corrupt_study_json_is_written_anew(finished: tuple[Path, Watcher]) -> None:
+    results, watcher = finished[0], Watcher()
+    for content in ('{"a', "{}", "[]"):
+        (results / "small" / "study.json").write_text(content)
+        outcome = run_study(small(), name="small", budget="smoke", results=results, display=watcher)
+        assert (outcome.exit_code, outcome.unchanged, watcher.ended) == (0, False, [])
+        assert json.loads((results / "small" / "study.json").read_text())["budget"] == "smoke"
+
+
+def test_another_store_gets_a_finished_study_too(finished: tuple[Path, Watcher], tmp_path: Path) -> None:
+    run_study(small(), name="small", budget="smoke", results=finished[0])
+    store = tmp_path / "other.db"
+    outcome = run_study(small(), name="small", budget="smoke", results=finished[0], tracking_uri=f"sqlite:///{store}")
+    assert outcome.unchanged
+    assert store.exists()
 
 
 STUDY = """
@@ -208,8 +228,11 @@ def orphans(results: Path) -> list[str]:
 
 def test_a_results_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"--results .*: cannot be made"):
-        make_writable(tmp_path / "file" / "results")
+    with pytest.raises(UserError, match=r"file/small: cannot be made .*--results"):
+        run_study(small(), name="small", budget="smoke", results=tmp_path / "file")
+    (tmp_path / "small").write_text("")
+    with pytest.raises(UserError, match=r"small: cannot be made"):
+        run_study(small(), name="small", budget="smoke", results=tmp_path)
 
 
 def test_a_malformed_uri_is_refused_before_anything_is_written(tmp_path: Path) -> None:

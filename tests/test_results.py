@@ -3,13 +3,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_study import plan
+from small_study import plan, small
 
 from harness.evaluate import METRICS
 from harness.record import RunRecord, Score
 from harness.results import load_study
 from harness.schema import UserError
 from harness.study import Plan, write_plan
+from tasks import Lengths, Reverse
 
 
 def write_records(folder: Path, made: Plan, statuses: dict[int, str]) -> None:
@@ -54,6 +55,16 @@ def test_the_primary_score_is_the_mean_over_test_lengths(study: Path) -> None:
     assert len(primary) == len(plan().cells)
     assert primary["score"].tolist()[:2] == pytest.approx([0.45, 0.0])
     assert all(math.isnan(score) for score in primary["score"].tolist()[2:])
+
+
+def test_a_task_without_test_lengths_is_scored_on_its_training_lengths(tmp_path: Path) -> None:
+    tasks = {"copy": small().tasks["copy"], "short": Reverse(lengths=Lengths(train=(1, 3), test=()))}
+    made = plan(small(tasks=tasks))
+    write_plan(made, tmp_path, {})
+    write_records(tmp_path, made, {0: "finished", len(made.cells) - 1: "finished"})
+    primary = load_study(tmp_path).primary()
+    assert primary["score"].iloc[0] == pytest.approx(0.45)
+    assert primary["score"].iloc[-1] == pytest.approx(0.3)  # of all lengths, 1 to 5, that its record scores
 
 
 def test_scores_are_long_and_know_their_split(study: Path) -> None:

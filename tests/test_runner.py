@@ -191,6 +191,11 @@ def test_a_finished_run_is_read_not_redone(whole: Path) -> None:
     assert (whole / "record.json").stat().st_mtime_ns == before
 
 
+def test_a_directory_that_holds_another_run_is_refused(whole: Path) -> None:
+    with pytest.raises(UserError, match="holds the run of another spec"):
+        run(tiny(seed=7), directory=whole)
+
+
 def test_a_run_without_a_directory_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(tiny(steps=10)).status == "finished"
