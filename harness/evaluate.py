@@ -65,7 +65,7 @@ def all_lengths(task: Task) -> list[int]:
 
 
 def was_seen(spec: RunSpec, length: int) -> bool:
-    """Whether a length has so few sources that training saw about all of them."""
+    """Whether training drew at least as many sources of a length as there are: it saw 63 % of them or more."""
     training = spec.task.lengths.training
     samples = spec.train.sampling.distinct(spec.train.steps, spec.train.batch_size) / len(training)
     return length in training and spec.task.space(length) <= samples

@@ -36,6 +36,8 @@ def find_ablation(given: str) -> Found:
     """
     file = Path(given).expanduser() if is_file_name(given) else _file_of(given)
     name = study_name(given)
+    if is_file_name(given) and name in ablation_files() and file.resolve() != ablation_files()[name]:
+        raise UserError(f"{file}: the project has an ablation {name!r} of its own; give the file another name")
     if name in TAKEN:
         raise UserError(f"{file}: results/{name} is no study's folder; give the file another name")
     return Found(name, _read_json(file) if file.suffix == ".json" else the_ablation(load_source(file), file), file)

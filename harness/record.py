@@ -21,7 +21,7 @@ class Score(BaseModel):
     """One metric at one length.
 
     `mark` says what a reader must know: *unsupported* (the model cannot take the length; scored 0), *diverged* (scored
-    0), *seen* (so few sources of this length exist that training saw them all).
+    0), *seen* (so few sources of this length exist that training saw most of them or all).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")

@@ -21,7 +21,7 @@ from harness.record import RunRecord, Score
 from harness.report import answer, csv, write_report
 from harness.report.inside import block, changes, maps_across, similarity
 from harness.report.tables import by_length, comparison, failures, flat, ledger, runs_table, scores_table, verdicts
-from harness.report.wording import decimal, interval, percent, quantity, ranges, seconds
+from harness.report.wording import decimal, interval, quantity, ranges, seconds
 from harness.results import StudyData, load_study
 from harness.stats import compare
 
@@ -678,7 +678,6 @@ def test_frequency_order_is_measured_on_the_table() -> None:
         (decimal(math.inf), "∞"),
         (interval(-0.1, 0.2, 1), "[−0.1, +0.2]"),
         (interval(math.nan, 1.0), "–"),
-        (percent(0.311), "32 %"),
         (quantity(6.1e11, "FLOP"), "610 GFLOP"),
         (quantity(12), "12"),
         (seconds(200), "3 min 20 s"),

@@ -126,7 +126,7 @@ def _training_range(ax: Axes, lengths: list[int] | None) -> None:
 def _band_keys(lengths: pd.DataFrame, look: Look) -> list[Line2D | Patch]:
     keys: list[Line2D | Patch] = [Patch(color=FAINT, label="training lengths")]
     if lengths["mark"].str.startswith("seen").any():
-        keys.append(Patch(facecolor=FAINT, edgecolor="#b0b5ba", hatch="/////", lw=0, label="seen whole in training"))
+        keys.append(Patch(facecolor=FAINT, edgecolor="#b0b5ba", hatch="/////", lw=0, label="mostly seen in training"))
     if lengths["mark"].str.startswith("unsupported").any():
         keys.append(Line2D([], [], color=MUTED, marker="x", lw=0, label="length unsupported (scores 0)"))
     return keys
@@ -141,7 +141,7 @@ def _lengths_caption(found: Findings) -> str:
     seen = lengths[lengths["mark"].str.startswith("seen")]
     cases = {str(task): ranges(group["length"]) for task, group in seen.groupby("task", sort=False)}
     if cases:
-        parts.append(f"Hatched lengths ({_together(cases)}) have so few sequences that training saw them all.")
+        parts.append(f"Hatched lengths ({_together(cases)}) have so few sequences that training saw most or all.")
     cases = {f"{row['variant']} on {row['task']}": row["lengths"] for row in records(found.unsupported)}
     if cases:
         parts.append(f"A cross marks a length that the variant cannot take ({_together(cases)}); it counts as 0.")
@@ -406,8 +406,8 @@ def speed(found: Findings, look: Look) -> Picture | None:
         handles.append(Line2D([], [], color=MUTED, marker="x", markersize=4.5, lw=0, label="never reached it"))
     legend(figure, handles, columns=3)
     caption = (
-        "The first training step at which exact match on the training lengths reached "
-        f"{found.document['gate']:g}. Where final scores tie at the ceiling, this tells variants apart. It "
-        "is descriptive: no test was made."
+        "The first training step at which exact match, averaged over the last ten training batches before their "
+        f"updates, reached {found.document['gate']:g}. Batches have random training lengths. Where final scores tie "
+        "at the ceiling, this tells variants apart. It is descriptive: no test was made."
     )
     return Picture("steps_to_threshold", "Steps until the training lengths were learned", caption, figure)

@@ -422,7 +422,7 @@ def _method_items(found: Findings) -> list[str]:
         "diverged; the former scores 0. A length that a variant cannot take scores 0 and is marked "
         "unsupported.",
         "Training data are fresh at every step unless the specification below says otherwise; lengths with "
-        "so few sequences that training saw them all are marked in the figures.",
+        "so few sequences that training saw most of them or all are marked in the figures.",
     ]
 
 

@@ -61,11 +61,6 @@ def probability(value: Any) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def percent(fraction: float) -> str:
-    """`12 %`, rounded up: made for bounds."""
-    return f"{math.ceil(100 * fraction - 1e-9)} %"
-
-
 def quantity(value: Any, unit: str = "") -> str:
     """A count or an amount with three significant digits and a prefix: `1.20 M`, `3.41 TFLOP`."""
     if not is_known(value):

@@ -1,4 +1,4 @@
-"""Addresses of MLflow's pages. They are its user interface's own, which no API gives; a browser test looks at each."""
+"""Addresses of MLflow's pages. They are its user interface's own, which no API gives."""
 
 import json
 from pathlib import Path
