@@ -173,7 +173,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
 
 def _study_options(parser: Parser) -> None:
     parser.add_argument("study", metavar="NAME_OR_FILE", help="an ablation (`harness list ablations`) or your own file")
-    parser.add_argument("--budget", default="quick", metavar="NAME", help="smoke, quick (default) or full")
+    parser.add_argument("--budget", metavar="NAME", help="smoke, quick or full; default: quick, or the only one")
     parser.add_argument("--seeds", type=_count, metavar="N", help="default: as many as the budget says")
     parser.add_argument(
         "--jobs", type=_jobs, default="auto", metavar="N", help="worker processes; default: one a core, or one on a GPU"

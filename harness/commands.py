@@ -59,6 +59,7 @@ def ablate(options: "Namespace") -> Answer:
         from harness.tracking import without_password
 
     found = find_ablation(options.study)
+    options.budget = options.budget or found.ablation.default_budget
     if options.plan:
         return plan(options, found)
     with watch(options.results / found.name, sys.stderr) as display:
@@ -81,7 +82,7 @@ def _ended(options: "Namespace", name: str, outcome: "Outcome") -> Answer:
     import pandas as pd
 
     path = outcome.folder / "tables" / "verdicts.csv"
-    verdicts = None if outcome.interrupted else pd.read_csv(path)
+    verdicts = None if outcome.interrupted else pd.read_csv(path, dtype={"variant": str, "task": str})
     document = {
         "study": name,
         "folder": str(outcome.folder),

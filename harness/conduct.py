@@ -87,7 +87,7 @@ def run_study(
     ablation: Ablation,
     *,
     name: str = "study",
-    budget: str = "quick",
+    budget: str | None = None,
     seeds: int | None = None,
     jobs: int | Literal["auto"] = "auto",
     device: Device | Literal["auto"] = "auto",
@@ -106,7 +106,9 @@ def run_study(
     from harness.tracking import Mirror, default_uri, without_password
 
     display = display or Nobody()
-    plan = make_plan(name, ablation, budget=budget, seeds=seeds, device=resolve_device(device))
+    plan = make_plan(
+        name, ablation, budget=budget or ablation.default_budget, seeds=seeds, device=resolve_device(device)
+    )
     sources = tuple(map(str, plan.sources()))
     results = Path(results).expanduser().absolute()
     folder = results / name

@@ -230,7 +230,7 @@ def attention_backend(module: TransformerModule) -> tuple[str, str]:
         backend = backend_of(lambda: module(batch.inputs))
         relation = module.model.position.relation(batch.inputs.shape[1], causal=True, device=module.device)
     if backend == "flash":
-        return backend, "no bias matrix, causal"
+        return backend, "no bias matrix, causal" if relation.bias is None else "it takes an untrained T×T bias here"
     if relation.bias is not None:
         trained = "trained " if relation.bias.requires_grad else ""
         return backend, f"{module.spec.model.position.kind} adds a {trained}T×T bias, which flash does not take"

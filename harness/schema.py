@@ -102,13 +102,26 @@ class Spec(BaseModel):
         Raises:
             UserError: unknown path (with the nearest name), impossible value or combination.
         """
-        self.at(path)
+        return self.replaced({path: value})
+
+    def replaced(self, changes: Mapping[str, Any]) -> Self:
+        """A copy with several fields set at once, so that they need to fit together only in the end; a level may come
+        with fields of its own (`{"model.position": RoPE(), "model.position.base": 500.0}`).
+
+        Raises:
+            UserError: as `replace`.
+        """
         document = self.document()
-        *parents, name = path.split(".")
-        inner = document
-        for parent in parents:
-            inner = inner[parent]
-        inner[name] = _plain(value)
+        for path, value in changes.items():
+            if not any(path.startswith(f"{other}.") for other in changes):
+                self.at(path)
+            *parents, name = path.split(".")
+            inner: Any = document
+            for parent in parents:
+                inner = inner.get(parent) if isinstance(inner, dict) else None
+            if not isinstance(inner, dict):
+                raise UserError(f"{path}: there is nothing to change inside of a value")
+            inner[name] = _plain(value)
         return type(self).parse(document)
 
     def at(self, path: str) -> Any:

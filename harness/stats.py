@@ -7,12 +7,12 @@ the exact sign-flip test does not, but takes any constant difference for a sure 
 convince both, and differences without variance convince nobody (p = 1). Holm then covers the study's
 variants × tasks.
 
-*Equivalence needs evidence about failures.* TOST reads the spread of the differences. Where both arms sit
-at an end of the scale there is none to read, and a variant that fails in one seed of twenty mostly looks
-perfect. There the claim rests on the rate of pairs that do *not* tie. With probability 1 − α it is below
-its Clopper–Pearson bound u, and so |mean difference| is below |mean of the tied pairs| + u · (length of the
-scale). That takes 59 clean pairs for a margin of .05 and 29 for .1; until then the verdict is *undecided*.
-Away from the ends nothing gives rare failures away: *equivalent* there speaks of what the seeds have shown.
+*Ties at an end of the scale prove nothing.* TOST reads the spread of the differences. Where both arms sit
+at an end of the scale there is none to read: a variant that fails in one seed of twenty mostly looks
+perfect, and two variants that learned nothing look alike. Such a comparison is *undecided*, with a
+Clopper–Pearson bound on the rate of pairs that do not tie (`ceilings`); a harder or an easier setting
+decides it, not more seeds. Away from the ends nothing gives rare failures away: *equivalent* there speaks
+of what the seeds have shown.
 
 *Undecided says what it would take.* `seeds_needed` is a plan, not a promise: it keeps the effect as observed.
 """
@@ -78,10 +78,10 @@ def compare(
         - `effect_size`: Hedges' g of the differences, J(n − 1) · mean / standard deviation with
           J(m) = Γ(m/2) / (√(m/2) Γ((m − 1)/2)). NaN below three pairs (J(1) = 0) or without variance.
         - `verdict`: *better* or *worse* if p_holm ≤ α, however small the difference, whose size and
-          interval stand beside it. Else *equivalent* if shown, uncorrected for other rows: by TOST (the
-          1 − 2α interval lies inside the margin) or, where at least half of the pairs tie (see `ceilings`),
-          by the failure bound; and never with 2^−n > α (below 5 pairs at .05), when a mode that holds half
-          of the pairs may not have been met yet. Else *undecided*.
+          interval stand beside it. Else *equivalent* if shown, uncorrected for other rows, by TOST (the
+          1 − 2α interval lies inside the margin); never where at least half of the pairs tie (see
+          `ceilings`), and never with 2^−n > α (below 5 pairs at .05), when a mode that holds half of the
+          pairs may not have been met yet. Else *undecided*.
         - `seeds_needed`: `n_pairs` if decided. Else the fewest pairs with which some verdict is in reach if
           mean, spread and the share of zero differences stay as they are and no further pair breaks a tie.
           More than `n_pairs`; at least the fewest with which a difference can be significant after
@@ -350,9 +350,7 @@ def _shows_equivalence(row: _Row, n: int, margin: float, alpha: float) -> bool:
     if n < 2 or 2.0**-n > alpha:
         return False
     if row.at_ceiling:
-        # Without known ends a failure can cost anything, so no rate bounds the mean.
-        bound = abs(row.tied_mean) + _failure_bound(row.n - row.ties, n, alpha)
-        return row.arms.has_ends and bound <= margin
+        return False
     return row.spread > 0 and abs(row.mean) + _half_width(row.spread, n, alpha) < margin
 
 

@@ -125,12 +125,16 @@ class Ablation(Spec):
         if budget is not None:
             origins.insert(0, (f"budgets.{budget}.changes", self.budget(budget).changes))
         for origin, changes in origins:
-            for path, value in changes.items():
-                try:
-                    spec = spec.replace(path, value)
-                except UserError as error:
-                    raise UserError(f"{origin}: {error}") from error
+            try:
+                spec = spec.replaced(changes)
+            except UserError as error:
+                raise UserError(f"{origin}: {error}") from error
         return spec
+
+    @property
+    def default_budget(self) -> str:
+        """*quick*, or the only budget that there is."""
+        return next(iter(self.budgets)) if len(self.budgets) == 1 else "quick"
 
     def budget(self, name: str) -> Budget:
         """A budget by name.
@@ -303,6 +307,8 @@ def survey(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:
     """
     notices: list[str] = []
     states = {cell.fingerprint: _state(folder / "runs" / cell.fingerprint, notices) for cell in plan.cells}
+    if (folder / "study.json").exists() and not earlier_plan(folder):
+        notices.append(f"{folder / 'study.json'} is corrupt; it is written anew")
     if stale := stale_runs(plan, folder, lambda name: (folder / "runs" / name / "record.json").exists()):
         notices.append(f"{stale} earlier runs no longer fit their spec or result version; they are kept and done again")
     return states, notices

@@ -209,6 +209,17 @@ def test_precision_follows_the_device() -> None:
     assert RunSpec(task=TASK, device="cuda").precision == "bf16"
 
 
+def test_fields_that_fit_only_together_are_changed_together() -> None:
+    # An ablation's variant {"model.d_model": 42, "model.num_heads": 3} is possible, neither half of it is.
+    spec = ModelSpec(d_model=64, num_heads=4)
+    assert spec.replaced({"d_model": 42, "num_heads": 3}) == ModelSpec(d_model=42, num_heads=3)
+    moved = spec.replaced({"position": RoPE(), "position.base": 500.0})
+    assert moved == ModelSpec(d_model=64, num_heads=4, position=RoPE(base=500.0))
+    for path in ("position.bas", "positon.base", "d_model.x"):
+        with pytest.raises(ValueError, match=path):
+            spec.replaced({path: 3.0})
+
+
 def test_the_defaults_are_the_originals() -> None:
     spec = ModelSpec()
     levels = (spec.position, spec.norm, spec.norm_placement, spec.scale, spec.feedforward)

@@ -316,33 +316,25 @@ def test_a_significant_difference_wins_over_equivalence():
 
 
 @pytest.mark.parametrize("level", [1.0, 0.0, 0.5])
-@pytest.mark.parametrize("seeds", [3, 8, 20])
+@pytest.mark.parametrize("seeds", [3, 8, 20, 100])
 def test_tied_arms_are_undecided_with_a_bound(level, seeds):
     scores = study({"base": [level] * seeds, "new": [level] * seeds})
     row = only(compare(scores, "base", 0.05))
-    assert (row.difference, row.p, row.verdict, row.seeds_needed) == (0, 1, "undecided", 59)
+    assert (row.difference, row.p, row.verdict, row.seeds_needed) == (0, 1, "undecided", MOST_SEEDS)
     bound = only(ceilings(scores, "base", 0.05))
     assert bound.failure_bound == pytest.approx(1 - 0.05 ** (1 / seeds))
     assert f"{seeds} of {seeds} pairs tie" in bound.sentence
 
 
 @law
-@given(st.integers(1, 28), st.integers(0, 2**32 - 1))
-def test_equivalence_is_never_given_at_a_noisy_ceiling_within_28_seeds(seeds, draw):
+@given(st.integers(1, 100), st.integers(0, 2**32 - 1), st.sampled_from([0, 1]))
+def test_equivalence_is_never_given_at_a_noisy_end_of_the_scale(seeds, draw, end):
     random = np.random.default_rng(draw)
-    arms = {name: 1 - random.uniform(0, 0.05, seeds).round(3) for name in ("base", "new")}
+    arms = {name: abs(end - random.uniform(0, 0.05, seeds).round(3)) for name in ("base", "new")}
     assert only(compare(study(arms), "base", 0.1)).verdict != "equivalent"
 
 
-def test_enough_clean_ties_are_equivalent_unless_a_failure_could_cost_anything():
-    ties = {"base": [1.0] * 59, "new": [1.0] * 59}
-    assert only(compare(study(ties), "base", 0.05)).verdict == "equivalent"
-    one_failure = {"base": [1.0] * 59, "new": [1.0] * 58 + [0.0]}
-    row = only(compare(study(one_failure), "base", 0.05))
-    assert row.verdict == "undecided"
-    assert row.seeds_needed == 93  # the sample size of one failure in the usual tables of attribute sampling
-    offset = {"base": [1.0] * 29, "new": [0.97] * 29}  # all tie for a margin of .1, whose bound is .098
-    assert only(compare(study(offset), "base", 0.1)).verdict == "undecided"
+def test_ties_of_scores_without_ends_are_undecided_too():
     steps = study({"base": [400.0] * 59, "new": [400.0] * 59})
     assert only(compare(steps, "base", 100)).verdict == "undecided"
     assert only(compare(steps, "base", 100)).seeds_needed == MOST_SEEDS
