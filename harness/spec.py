@@ -5,6 +5,7 @@ ModelSpec's fields are the component matrix. A run is a pure function of its Run
 
 import math
 from abc import abstractmethod
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import torch
@@ -129,7 +130,7 @@ class Finite(Sampling):
         batches = self._batches(task, batch_size)
         epoch, index = divmod(step, len(batches))
         length, first = batches[_order(len(batches), seed, "epoch", epoch)[index]]
-        pool = task.batch(seed, "finite", 0, self._share(task, length), length, device)
+        pool = _pool(task, seed, self._share(task, length), length, device)
         rows = _order(len(pool.inputs), seed, "rows", epoch, length)[first : first + batch_size].to(device)
         return Batch(pool.inputs[rows], pool.targets[rows])
 
@@ -148,6 +149,12 @@ class Finite(Sampling):
             for length in task.lengths.training
             for first in range(0, self._share(task, length), batch_size)
         ]
+
+
+@lru_cache(maxsize=64)
+def _pool(task: Task, seed: int, count: int, length: int, device: torch.device) -> Batch:
+    """All finite samples of a length; a pure function, kept because every step needs it whole."""
+    return task.batch(seed, "finite", 0, count, length, device)
 
 
 def _order(count: int, *name: int | str) -> torch.Tensor:
