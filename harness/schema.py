@@ -192,26 +192,31 @@ class Level(Spec):
                 return value
             raise ValueError(f"expected a {cls.__name__} level, e.g. {_example(cls)}, not {value!r}")
         fields = dict(value)
-        kind = str(fields.pop("kind", cls.__name__))
-        known = cls.levels()
-        if kind not in known:
-            raise ValueError(f"unknown {cls.__name__} level {kind!r}; {nearest(kind, known)}")
-        return handler(fields) if known[kind] is cls else known[kind].model_validate({"kind": kind, **fields})
+        name = str(fields.pop("kind", cls.__name__))
+        kind = cls._named(name)
+        return handler(fields) if kind is cls else kind.model_validate({"kind": name, **fields})
 
     @classmethod
     def levels(cls) -> dict[str, type[Self]]:
-        """The concrete levels of this axis by name, users' own included; a file loaded again replaces what it defined.
+        """The concrete levels of this axis by name, users' own included."""
+        return {kind.__name__: kind for kind in cls._concrete()}
 
-        Raises:
-            UserError: two files define a level of the same name.
-        """
-        own = {} if inspect.isabstract(cls) or Level in cls.__bases__ else {cls.__name__: cls}
+    @classmethod
+    def _concrete(cls) -> Iterator[type[Self]]:
+        if not (inspect.isabstract(cls) or Level in cls.__bases__):
+            yield cls
         for sub in cls.__subclasses__():
-            for name, kind in sub.levels().items():
-                if name in own and own[name].__module__ != kind.__module__:
-                    raise UserError(f"{name} is defined in {own[name].__module__} and in {kind.__module__}; rename one")
-                own[name] = kind
-        return own
+            yield from sub._concrete()
+
+    @classmethod
+    def _named(cls, name: str) -> type[Self]:
+        """The level of a name; of a file that was loaded again, what it defined last."""
+        found = {kind.__module__: kind for kind in cls._concrete() if kind.__name__ == name}
+        if not found:
+            raise ValueError(f"unknown {cls.__name__} level {name!r}; {nearest(name, cls.levels())}")
+        if len(found) > 1:
+            raise ValueError(f"{name} is defined in {' and in '.join(found)}; rename one")
+        return next(iter(found.values()))
 
 
 def _tuples(value: Any) -> Any:

@@ -120,7 +120,7 @@ FILES = {
     "wrong type": ("steps=300", "steps='many'", "steps = 'many': input should be a valid integer"),
     "unknown level": ("Sinusoidal()}", "{'kind': 'Sinusodal'}}", "did you mean 'Sinusoidal'?"),
     "unknown task": ("Copy(lengths=Lengths(train=(1, 4), test=(5,)))", "{'kind': 'Coppy'}", "did you mean 'Copy'?"),
-    "unknown axis": ('{"model.position": RoPE()}', '{"model.positon": RoPE()}', "is not among axes"),
+    "unknown axis": ('{"model.position": RoPE()}', '{"model.positon": RoPE()}', "did you mean 'position'?"),
     "unknown field of a variant": (
         '"RoPE": {"model.position": RoPE()}',
         '"RoPE": {"model.position.bsae": 3.0}',

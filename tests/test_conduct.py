@@ -118,7 +118,7 @@ def test_a_corrupt_record_is_set_aside_and_its_run_done_again(tmp_path: Path) ->
 def test_failures_are_rows_and_the_exit_code_is_one(tmp_path: Path) -> None:
     wild = {"train.learning_rate": 10.0, "train.weight_decay": 1.0}  # weights × −9 a step
     ablation = small(
-        axes=("train",),
+        axes=("train.learning_rate", "train.weight_decay"),
         variants={"sinusoidal": {}, "wild": wild},
         tasks={"copy": small().tasks["copy"]},
         budgets={"smoke": Budget(seeds=1, changes={"train.steps": 200, "train.batch_size": 8})},
