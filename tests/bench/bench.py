@@ -30,7 +30,7 @@ import bare
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 HARNESS = [sys.executable, "-m", "harness"]
-STEP_PAIRS, STEPS = 7, 300
+STEP_PAIRS, STEPS = 5, 1000  # as many steps as a run of the quick budget has
 
 
 @dataclass(frozen=True)
