@@ -393,7 +393,7 @@ class Command:
 def kill_the_command(jobs, dice, *, patient):
     """Kill a command in the middle of its work; see that its workers save and go, or else kill one of them before."""
     command = Command(jobs)
-    for _ in range(dice.randint(3, 8)):
+    for _ in range(dice.randint(2, 4)):  # of six that each run gives
         command.progressed()
     workers = workers_of(command.process.pid)
     if not patient:
