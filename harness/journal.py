@@ -60,6 +60,7 @@ class Journal(pl.Callback):
         self.on_progress = on_progress or (lambda progress: None)
         self.should_stop = should_stop or (lambda: False)
         self.curves = directory / "curves.jsonl"
+        self.torn = self.curves.exists() and not self.curves.read_bytes().endswith(b"\n")  # by a kill, in mid-line
         self.written = {int(line["step"]) for line in read_curves(self.curves)}
         self.snapshots = {round(i * spec.train.steps / (SNAPSHOTS - 1)) for i in range(SNAPSHOTS)}
         self.spent = 0.0  # seconds of training before the last interruption
@@ -114,9 +115,9 @@ class Journal(pl.Callback):
             return
         self.written.add(step)
         line = json.dumps({"step": step, "time": time.time_ns() // 1_000_000, **metrics})
-        torn = self.curves.exists() and not self.curves.read_bytes().endswith(b"\n")
         with self.curves.open("a") as file:
-            file.write("\n" * torn + line + "\n")
+            file.write("\n" * self.torn + line + "\n")
+        self.torn = False
 
     def _forget(self) -> None:
         self.loss, self.exact_match, self.steps = torch.zeros(()), torch.zeros(()), 0
