@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.locks import holder
 from harness.schema import UserError, nearest
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def status(options: "Namespace") -> Answer:
         "folder": str(data.folder),
         "runs": len(data.runs),
         "counts": {str(state): int(n) for state, n in data.runs["status"].value_counts().items()},
-        "running": _conducted_by(data.folder),
+        "running": holder(data.folder / "lock"),
         "failures": rows_of(failed[["variant", "task", "seed", "status", "cause"]]),
         "comparison": rows_of(compared),
     }
@@ -236,23 +237,6 @@ def _status_rows(data: "StudyData", compared: "pd.DataFrame") -> Iterable[list[s
             ended = (~runs["status"].isin(("missing", "partial"))).sum()
             verdict = "baseline" if variant == baseline else verdicts.get((task, variant), "")
             yield [task, variant, f"{ended}/{len(runs)}", f"{own.mean():.3f}" if own.notna().any() else "", verdict]
-
-
-def _conducted_by(folder: Path) -> dict[str, Any] | None:
-    """The process that holds a study's lock (pid, host, since); None if nobody does."""
-    import fcntl
-
-    if not (folder / "lock").exists():
-        return None
-    with (folder / "lock").open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            try:
-                return dict(json.loads(file.read()))
-            except json.JSONDecodeError:  # it is about to write who it is
-                return {}
-    return None
 
 
 def _load(options: "Namespace") -> "StudyData":

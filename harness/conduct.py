@@ -2,25 +2,23 @@
 light.
 """
 
-import fcntl
 import json
 import os
 import signal
-import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import pandas as pd
 import torch
 
 from harness.engine import Ended, Event, Job, LocalEngine
+from harness.locks import holder, signed
 from harness.results import ENDED, load_study
 from harness.schema import UserError
 from harness.stats import compare
@@ -197,26 +195,14 @@ def locked(folder: Path, name: str) -> Iterator[None]:
     Raises:
         UserError: another process holds it, and which.
     """
-    with (folder / "lock").open("a+") as file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            holder = _holder(file.read())
-            raise UserError(f"study {name!r} is being run by {holder}; wait for it or stop it") from error
-        file.truncate(0)
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
-        file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}))
-        file.flush()
+            stack.enter_context(signed(folder / "lock"))
+        except TimeoutError as error:
+            known = holder(folder / "lock")
+            who = "process {pid} on {host} since {since}".format(**known) if known else "another process"
+            raise UserError(f"study {name!r} is being run by {who}; wait for it or stop it") from error
         yield
-
-
-def _holder(text: str) -> str:
-    try:
-        known: dict[str, Any] = json.loads(text)
-        return f"process {known['pid']} on {known['host']} since {known['since']}"
-    except (json.JSONDecodeError, KeyError):  # the holder is about to write it
-        return "another process"
 
 
 def make_writable(folder: Path) -> None:

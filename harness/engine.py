@@ -142,7 +142,7 @@ class LocalEngine:
         Work goes on whether or not the next event is asked for.
 
         Raises:
-            UserError: no worker can be started.
+            UserError: no worker can be started, or a spec cannot be made in one: a user's file has changed or broken.
         """
         left = {job.fingerprint: job for job in jobs}
         with self._lock:
@@ -241,6 +241,9 @@ class LocalEngine:
             self._happenings.put(Ended(fingerprint, message["status"]))
             worker.job = None
             self._feed()
+        elif kind == "refused":  # every other job of the file would be; the study stops, and this is no record
+            self._happenings.put(UserError(message["reason"]))
+            worker.job = None
 
     def _bury(self, worker: "_Worker") -> None:
         """Reap a worker that is gone, decide what becomes of its job, replace it if there is work."""

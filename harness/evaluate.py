@@ -77,13 +77,6 @@ def zero_scores(spec: RunSpec) -> tuple[Score, ...]:
     return tuple(Score(length=n, metric=m, value=0.0, mark="diverged") for n in lengths for m in METRICS)
 
 
-def mean_score(scores: Iterable[Score], lengths: Iterable[int], metric: str = "exact_match") -> float:
-    """The mean of a metric over lengths, each weighing the same; NaN where nothing was scored."""
-    wanted = set(lengths)
-    values = [score.value for score in scores if score.metric == metric and score.length in wanted]
-    return sum(values) / len(values) if values else float("nan")
-
-
 @torch.no_grad()
 def greedy_agreement(model: Model, spec: RunSpec) -> float:
     """Share of some sequences on which token-by-token decoding and teacher forcing agree on exact match: 1 or a bug."""

@@ -12,9 +12,9 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
-from harness.evaluate import mean_score, score_lengths
+from harness.evaluate import score_lengths
 from harness.module import TransformerModule
-from harness.record import read_curves
+from harness.record import mean_score, read_curves
 from harness.spec import RunSpec
 from harness.trace import Trace
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.engine import Died, Ended, Event, Interrupted, Progressed, Started, Tick
-from harness.record import RunRecord
+from harness.record import RunRecord, mean_score
 from harness.results import ENDED
 
 if TYPE_CHECKING:
@@ -105,9 +105,7 @@ class Board:
         """The primary score of an ended run, NaN if it has none."""
         record = RunRecord.read(self.folder / "runs" / fingerprint / "record.json")
         lengths = self.cells[fingerprint].spec.task.lengths
-        asked, metric = lengths.test or lengths.training, self.plan.ablation.score
-        values = [score.value for score in record.scores if score.metric == metric and score.length in asked]
-        return sum(values) / len(values) if values else math.nan
+        return mean_score(record.scores, lengths.test or lengths.training, self.plan.ablation.score)
 
     def take(self, event: Event) -> None:
         """Note what has happened."""

@@ -6,6 +6,7 @@ Reading records needs neither torch nor the specs that made them.
 import json
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,6 +30,13 @@ class Score(BaseModel):
     metric: str
     value: float
     mark: Mark = ""
+
+
+def mean_score(scores: Iterable[Score], lengths: Iterable[int], metric: str = "exact_match") -> float:
+    """The mean of a metric over lengths, each weighing the same; NaN where nothing was scored."""
+    wanted = set(lengths)
+    values = [score.value for score in scores if score.metric == metric and score.length in wanted]
+    return sum(values) / len(values) if values else float("nan")
 
 
 class RunRecord(BaseModel):

@@ -17,11 +17,11 @@ import torch
 
 from harness.components.kernel import Fastest, backend_of
 from harness.cost import parameters, training_flops
-from harness.evaluate import GATE, all_lengths, greedy_agreement, mean_score, score_lengths, zero_scores
+from harness.evaluate import GATE, all_lengths, greedy_agreement, score_lengths, zero_scores
 from harness.journal import Diverged, Interrupted, Journal, Progress, evaluating
 from harness.machine import environment, peak_memory, reset_peak_memory
 from harness.module import TransformerModule, answer_loss
-from harness.record import RunRecord, Score, Status, read_curves, set_aside, write_atomically
+from harness.record import RunRecord, Score, Status, mean_score, read_curves, set_aside, write_atomically
 from harness.schema import UserError
 from harness.spec import RunSpec
 
@@ -231,9 +231,8 @@ def attention_backend(module: TransformerModule) -> tuple[str, str]:
         relation = module.model.position.relation(batch.inputs.shape[1], causal=True, device=module.device)
     if backend == "flash":
         return backend, "no bias matrix, causal" if relation.bias is None else "it takes an untrained T×T bias here"
-    if relation.bias is not None:
-        trained = "trained " if relation.bias.requires_grad else ""
-        return backend, f"{module.spec.model.position.kind} adds a {trained}T×T bias, which flash does not take"
+    if obstacle := module.spec.model.position.flash_obstacle():
+        return backend, obstacle
     if module.spec.train.kernel != Fastest():
         return backend, f"train.kernel = {module.spec.train.kernel.kind}"
     return backend, "torch found no flash kernel for these shapes, type and device"

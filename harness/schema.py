@@ -139,18 +139,9 @@ class Spec(BaseModel):
             value = getattr(value, name)
         return value
 
-    def flat(self, prefix: str = "") -> dict[str, Any]:
-        """Every field by its dotted path: `{"model.position": "RoPE", "model.position.base": 10000.0}`."""
-        rows: dict[str, Any] = {}
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            if isinstance(value, Level):
-                rows[prefix + name] = value.kind
-            if isinstance(value, Spec):
-                rows.update(value.flat(f"{prefix}{name}."))
-            else:
-                rows[prefix + name] = value
-        return rows
+    def flat(self) -> dict[str, Any]:
+        """`flatten` of this spec's document."""
+        return flatten(self.document())
 
     def specs(self) -> Iterator["Spec"]:
         """This spec and every spec inside it."""
@@ -229,6 +220,15 @@ def _plain(value: Any) -> Any:
 
 def _example(cls: type[Level]) -> str:
     return next((f"{name}()" for name in cls.levels()), cls.__name__)
+
+
+def flatten(document: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """A document by dotted paths, a level's kind at its own: `{"position": "RoPE", "position.base": 10000.0}`."""
+    rows: dict[str, Any] = {}
+    for name, value in document.items():
+        here = path if name == "kind" else f"{path}.{name}".lstrip(".")
+        rows |= flatten(value, here) if isinstance(value, Mapping) else {here: value}
+    return rows
 
 
 def canonical_json(data: Any) -> str:

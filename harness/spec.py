@@ -196,6 +196,7 @@ class RunSpec(Spec):
                 f"model.position = {self.model.position.kind} takes {limit} tokens, the longest training sequence has "
                 f"{length}; raise max_length to {length} or more, or shorten task.lengths.train"
             )
+        self.train.kernel.check_model(self.model.position.flash_obstacle())
         return self
 
     @property

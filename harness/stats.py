@@ -193,6 +193,11 @@ def clopper_pearson(failures: int, n: int, alpha: float = 0.05) -> tuple[float, 
     return low, high
 
 
+def fewest_seeds(comparisons: int, alpha: float = 0.05) -> int:
+    """The fewest pairs whose smallest sign-flip p, 2 / 2^n, survives Holm's correction for so many comparisons."""
+    return 1 + math.ceil(math.log2(max(1, comparisons) / alpha))
+
+
 def summary_interval(values: npt.ArrayLike, alpha: float = 0.05) -> tuple[float, float, float]:
     """Mean and its 1 − α t interval, (mean, low, high), over the finite values.
 
@@ -356,13 +361,13 @@ def _shows_equivalence(row: _Row, n: int, margin: float, alpha: float) -> bool:
 
 def _shows_difference(row: _Row, n: int, rows: int, alpha: float) -> bool:
     """Would n pairs with this mean, spread and share of zeros be significant, corrected for all rows?"""
-    if n * row.nonzero < row.n * _fewest_seeds(rows, alpha):
+    if n * row.nonzero < row.n * fewest_seeds(rows, alpha):
         return False
     return row.spread == 0 or rows * _paired_t_p(row.mean, row.spread, n) <= alpha
 
 
 def _seeds_needed(row: _Row, rows: int, margin: float, alpha: float) -> int:
-    fewest = max(row.n + 1, _fewest_seeds(rows, alpha))
+    fewest = max(row.n + 1, fewest_seeds(rows, alpha))
     if row.n < 2:
         return min(fewest, MOST_SEEDS)
     for_difference = _first(lambda n: _shows_difference(row, n, rows, alpha), fewest)
@@ -374,11 +379,6 @@ def _first(shown: Callable[[int], bool], fewest: int) -> int:
     """The smallest number from `fewest` on at which `shown` holds, and then always; at most MOST_SEEDS."""
     candidates: Sequence[int] = range(fewest, MOST_SEEDS)
     return min(fewest + bisect.bisect_left(candidates, True, key=shown), MOST_SEEDS)
-
-
-def _fewest_seeds(rows: int, alpha: float) -> int:
-    """The fewest pairs whose smallest sign-flip p, 2 / 2^n, survives a correction for all rows."""
-    return 1 + math.ceil(math.log2(rows / alpha))
 
 
 # Formulas

@@ -1,15 +1,16 @@
 """A worker process: `python -m harness.worker FD` runs the jobs that come through a pipe until it closes.
 
-Lines of JSON in: a job each. Lines of JSON out: `ready`, then for each job `started`, `progress` …, and at
-its end `ended` or `interrupted`. The end of the input, SIGTERM and SIGHUP mean: save and exit. SIGINT means
-nothing here: Ctrl-C reaches every process of the terminal, and the one that started us decides.
+Lines of JSON in: a job each. Lines of JSON out: `ready`, then for each job `started`, `progress` …, and at its
+end `ended`, `interrupted`, or `refused` where the spec cannot be made any more, which is no result. The end of
+the input, SIGTERM and SIGHUP mean: save and exit. SIGINT means nothing here: Ctrl-C reaches every process of the
+terminal, and the one that started us decides.
 """
 
 import contextlib
 import faulthandler
-import fcntl
 import gc
 import json
+import math
 import os
 import signal
 import socket
@@ -23,12 +24,14 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from harness.engine import STOP_SIGNALS, Job, write_failure
+from harness.locks import held
 from harness.record import Status
 from harness.schema import UserError
 from harness.sources import load_source
 
 if TYPE_CHECKING:  # imported late: the pipe and the signals are heeded while torch loads
     from harness.runner import Progress
+    from harness.spec import RunSpec
 
 PROGRESS_INTERVAL = 0.25  # seconds
 
@@ -107,7 +110,7 @@ def main(handle: int) -> None:
 
 
 def work(job: Job, pipe: Pipe) -> Status | None:
-    """Run a job and tell how it ended; its status, None if it was interrupted."""
+    """Run a job and tell how it ended; its status, None if it was interrupted or refused."""
     from harness.runner import Interrupted
 
     started = time.time()
@@ -117,8 +120,14 @@ def work(job: Job, pipe: Pipe) -> Status | None:
     job.directory.mkdir(parents=True, exist_ok=True)
     with output_to(job.directory / "run.log"):
         try:
+            spec = planned(job)
+        except Exception as error:
+            traceback.print_exc()
+            pipe.send("refused", reason=in_words(error))
+            return None
+        try:
             with alone_in(job.directory, pipe.stop):
-                status = execute(job, pipe)
+                status = execute(spec, job.directory, pipe)
         except Interrupted as stopped:
             pipe.send("interrupted", step=stopped.step)
             return None
@@ -130,14 +139,12 @@ def work(job: Job, pipe: Pipe) -> Status | None:
     return status
 
 
-def execute(job: Job, pipe: Pipe) -> Status:
-    """Import the user's files, make the spec and run it.
+def planned(job: Job) -> "RunSpec":
+    """The spec of a job, made after its user's files are loaded.
 
     Raises:
-        UserError: the spec cannot be made or run here, or it is no longer what was planned.
-        Interrupted: the pipe said stop; the run is saved.
+        UserError: it cannot be made here, or it is no longer what was planned.
     """
-    from harness import runner
     from harness.spec import RunSpec
 
     for source in job.sources:
@@ -146,8 +153,19 @@ def execute(job: Job, pipe: Pipe) -> Status:
     if spec.fingerprint() != job.fingerprint:
         files = ", ".join(job.sources) or "the project's code"
         raise UserError(f"{files} changed while the study ran; run the command again")
-    record = runner.run(spec, directory=job.directory, on_progress=throttled(pipe), should_stop=pipe.stop.is_set)
-    return record.status
+    return spec
+
+
+def execute(spec: "RunSpec", directory: Path, pipe: Pipe) -> Status:
+    """Run a spec, or what is left of it.
+
+    Raises:
+        UserError: this machine cannot run it.
+        Interrupted: the pipe said stop; the run is saved.
+    """
+    from harness import runner
+
+    return runner.run(spec, directory=directory, on_progress=throttled(pipe), should_stop=pipe.stop.is_set).status
 
 
 def throttled(pipe: Pipe) -> "Callable[[Progress], None]":
@@ -202,22 +220,12 @@ def alone_in(directory: Path, stop: threading.Event) -> Iterator[None]:
     """
     from harness.runner import Interrupted
 
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        while not _locked(handle):
-            if stop.wait(0.05):
-                raise Interrupted(0)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(held(directory, math.inf, stop=stop.is_set))
+        except TimeoutError:
+            raise Interrupted(0) from None
         yield
-    finally:
-        os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

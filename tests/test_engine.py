@@ -193,6 +193,20 @@ def test_jobs_run_in_order_on_workers_that_are_started_once(make_job, tmp_path, 
 
 
 @pytest.mark.slow
+def test_a_users_file_that_breaks_meanwhile_stops_the_study_and_leaves_no_record(make_job, source, tmp_path):
+    under_way, waiting = make_job(seconds=0.05, steps=1000), make_job(seed=1)
+    broken = tmp_path / "broken.py"
+    broken.write_text(source.read_text())
+    waiting = replace(waiting, sources=(str(broken),))
+    broken.write_text("1 / 0\n")
+    with pytest.raises(UserError, match=r"broken\.py, line 1: ZeroDivisionError"), LocalEngine(2) as engine:
+        for _ in engine.run([under_way, waiting]):
+            pass
+    assert not (waiting.directory / "record.json").exists()
+    assert not (under_way.directory / "record.json").exists()
+
+
+@pytest.mark.slow
 def test_workers_that_die_are_replaced_and_their_jobs_tried_once_more(make_job, tmp_path, undisturbed):
     once = make_job(how="segfault", harm_at=35, once=str(tmp_path / "has happened"))
     always, last = make_job(how="kill", harm_at=5), make_job()

@@ -1,7 +1,5 @@
 """Scores against a slow pure-Python reference; greedy decoding; marks."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
@@ -16,14 +14,12 @@ from harness.evaluate import (
     Model,
     all_lengths,
     greedy_agreement,
-    mean_score,
     score_batch,
     score_lengths,
     was_seen,
     whole,
     zero_scores,
 )
-from harness.record import Score
 from harness.spec import Finite, Fresh, ModelSpec, RunSpec, TrainSpec
 from harness.transformer import Transformer, build_model
 from tasks import Batch, Copy, Lengths, Reverse, Task
@@ -209,15 +205,6 @@ def test_a_model_that_diverged_scores_zero_everywhere() -> None:
     scores = zero_scores(spec())
     assert {(score.value, score.mark) for score in scores} == {(0.0, "diverged")}
     assert {(score.length, score.metric) for score in scores} == {(n, m) for n in (2, 3, 4, 5, 7) for m in METRICS}
-
-
-def test_the_mean_weighs_lengths_alike() -> None:
-    scores = [Score(length=n, metric=m, value=n / 10 + (m == "token_accuracy")) for n in (2, 3, 7) for m in METRICS]
-    assert mean_score(scores, (2, 7)) == pytest.approx(0.45)
-    assert mean_score(scores, (2, 7), "token_accuracy") == pytest.approx(1.45)
-    assert mean_score(scores, range(2, 4)) == pytest.approx(0.25)
-    assert math.isnan(mean_score(scores, (99,)))
-    assert math.isnan(mean_score([], (2,)))
 
 
 # --- greedy ----------------------------------------------------------------------------------------------------------

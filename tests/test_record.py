@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.record import RunRecord, Score, read_curves, set_aside, write_atomically
+from harness.record import RunRecord, Score, mean_score, read_curves, set_aside, write_atomically
 from harness.schema import UserError
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)
@@ -76,3 +76,13 @@ def test_curves_leave_out_a_torn_line_and_a_second_telling(tmp_path: Path) -> No
 
 def test_no_curves_are_no_lines(tmp_path: Path) -> None:
     assert read_curves(tmp_path / "absent.jsonl") == []
+
+
+def test_the_mean_weighs_lengths_alike() -> None:
+    metrics = ("exact_match", "token_accuracy")
+    scores = [Score(length=n, metric=m, value=n / 10 + (m == "token_accuracy")) for n in (2, 3, 7) for m in metrics]
+    assert mean_score(scores, (2, 7)) == pytest.approx(0.45)
+    assert mean_score(scores, (2, 7), "token_accuracy") == pytest.approx(1.45)
+    assert mean_score(scores, range(2, 4)) == pytest.approx(0.25)
+    assert math.isnan(mean_score(scores, (99,)))
+    assert math.isnan(mean_score([], (2,)))

@@ -20,9 +20,10 @@ import harness.report
 from harness.record import RunRecord, Score
 from harness.report import answer, csv, write_report
 from harness.report.inside import block, changes, maps_across, similarity
-from harness.report.tables import by_length, comparison, failures, flat, ledger, runs_table, scores_table, verdicts
+from harness.report.tables import by_length, comparison, failures, ledger, runs_table, scores_table, verdicts
 from harness.report.wording import decimal, interval, quantity, ranges, seconds
 from harness.results import StudyData, load_study
+from harness.schema import flatten
 from harness.stats import compare
 
 # A realistic study, written to disk as runs leave it
@@ -114,7 +115,7 @@ def study_document(variants: tuple[str, ...], tasks: tuple[str, ...], seeds: int
             "tasks": {t: {"kind": t.title(), "lengths": {"train": TRAIN, "test": TEST}} for t in tasks},
         },
         "differences": {
-            v: {} if v == variants[0] else flat({"model": {"position": level(v)}}) for v in variants
+            v: {} if v == variants[0] else flatten({"model": {"position": level(v)}}) for v in variants
         },
         "command": "harness ablate position --budget quick",
         "commit": "0123456789abcdef0123456789abcdef01234567",

@@ -224,7 +224,7 @@ def test_flat_gives_every_field_one_row_by_its_path() -> None:
     assert rows["model.position"] == "RoPE"
     assert rows["model.position.base"] == 10_000
     assert rows["task"] == "Copy"
-    assert rows["task.lengths.train"] == (1, 10)
+    assert rows["task.lengths.train"] == [1, 10]
     assert rows["seed"] == 0
     for path, value in rows.items():
         found = RUN.replace("model.position", RoPE()).at(path)

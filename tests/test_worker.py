@@ -129,19 +129,25 @@ def test_jobs_end_with_records_whatever_they_do_and_silence_between_them_means_e
 
     broken = tmp_path / "broken.py"
     broken.write_text("x = 1\n1 / 0\n")
-    failures = {
+    refusals = {
         "broken.py, line 2: ZeroDivisionError": make_job(sources=(str(broken),), directory=tmp_path / "a"),
         "changed while the study ran": make_job(fingerprint="0" * 16, directory=tmp_path / "b"),
         "task: field required": make_job(spec="{}", directory=tmp_path / "c"),
     }
-    for words, job in failures.items():
+    for words, job in refusals.items():  # no results: whoever mends the file can run them
         worker.tell(job)
-        assert worker.hear_until("ended")[-1]["status"] == "failed"
-        record = RunRecord.read(job.directory / "record.json")
-        assert (record.fingerprint, record.status) == (job.fingerprint, "failed")
-        assert words in record.cause
-        assert record.environment["python"]
+        assert words in worker.hear_until("refused")[-1]["reason"]
+        assert not (job.directory / "record.json").exists()
         assert "Traceback" in (job.directory / "run.log").read_text()
+
+    occupied = make_job(directory=job.directory)
+    (occupied.directory / "spec.json").write_text("{}")
+    worker.tell(occupied)
+    assert worker.hear_until("ended")[-1]["status"] == "failed"
+    record = RunRecord.read(occupied.directory / "record.json")
+    assert (record.fingerprint, record.status) == (occupied.fingerprint, "failed")
+    assert "holds the run of another spec" in record.cause
+    assert record.environment["python"]
 
     worker.hang_up()
     assert worker.process.wait(2) == 0

@@ -23,6 +23,9 @@ class Kernel(Level):
     def context(self) -> AbstractContextManager[Any]:
         """A context in which attention runs on this kernel; entered around every forward pass."""
 
+    def check_model(self, obstacle: str) -> None:
+        """Raise `UserError` if this kernel cannot run a model; `obstacle` says why flash cannot (empty: it may)."""
+
     def check(self, backend: str, reason: str) -> None:
         """Raise `UserError` if the backend that ran is not the one asked for."""
 
@@ -44,10 +47,15 @@ class Flash(Kernel):
         """Nothing to change: a kernel forced on inputs that it cannot take gives torch's error, not ours."""
         return nullcontext()
 
+    def check_model(self, obstacle: str) -> None:
+        """Nothing may stand in the way."""
+        if obstacle:
+            raise UserError(f"train.kernel = Flash cannot run: {obstacle}; use Fastest()")
+
     def check(self, backend: str, reason: str) -> None:
         """Flash must have run."""
         if backend != "flash":
-            raise UserError(f"train.kernel = Flash: {backend} attention ran because {reason}; use Fastest() instead")
+            raise UserError(f"train.kernel = Flash: {backend} attention ran because {reason}; use Fastest()")
 
 
 class Math(Kernel):

@@ -63,6 +63,10 @@ class Position(Level):
         """The longest sequence, in tokens, that the level can take; None where there is no limit."""
         return None
 
+    def flash_obstacle(self) -> str:
+        """Why flash attention cannot run with this level in a causal decoder; empty where it can."""
+        return ""
+
     def codes(self, length: int, d_model: int) -> Tensor | None:
         """The fixed vectors `(length, d_model)` that the level adds to embeddings; None where it adds none."""
         return None
@@ -271,6 +275,10 @@ class T5Bias(Position):
                 f"position.max_distance = {self.max_distance} must exceed num_buckets / 2 = {self.num_buckets // 2}; "
                 f"raise max_distance or lower num_buckets"
             )
+
+    def flash_obstacle(self) -> str:
+        """The bias is trained, and no flash kernel gives it gradients."""
+        return f"{self.kind} adds a trained T×T bias, which flash does not take"
 
     def build(self, shape: Shape) -> PositionEncoding:
         """An encoding with a `(num_buckets, num_heads)` table."""

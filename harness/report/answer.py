@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness.report.tables import fewest_seeds, missed_gate, outcome_counts, records, variants_of
+from harness.report.tables import missed_gate, outcome_counts, records, variants_of
 from harness.report.wording import (
     FAILURES,
     PENDING,
@@ -16,6 +16,7 @@ from harness.report.wording import (
     metric_name,
     span,
 )
+from harness.stats import fewest_seeds
 
 if TYPE_CHECKING:
     from harness.results import StudyData

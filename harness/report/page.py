@@ -13,8 +13,6 @@ from harness.report.tables import (
     LEDGER,
     Findings,
     deviations,
-    fewest_seeds,
-    flat,
     records,
     runs_table,
     variants_of,
@@ -35,6 +33,8 @@ from harness.report.wording import (
     ranges,
     seconds,
 )
+from harness.schema import flatten
+from harness.stats import fewest_seeds
 
 SYMBOLS = {"better": "▲", "worse": "▼", "equivalent": "=", "undecided": "?"}
 LABELS = {
@@ -153,7 +153,7 @@ def _task_note(document: dict[str, Any]) -> str:
 
 def _differences_table(document: dict[str, Any]) -> Table:
     """A row a variant: what it is on the axes that vary."""
-    base = flat({"model": document["spec"]["model"], "train": document["spec"]["train"]})
+    base = flatten({"model": document["spec"]["model"], "train": document["spec"]["train"]})
     on_axes = {field: value for field, value in base.items() if any(_within(field, axis) for axis in document["axes"])}
     rows = []
     for name in variants_of(document):
@@ -439,9 +439,9 @@ def _greedy(found: Findings) -> str:
 
 def _spec_tables(document: dict[str, Any]) -> list[Block]:
     spec = document["spec"]
-    fields = flat({"model": spec["model"], "train": spec["train"]})
+    fields = flatten({"model": spec["model"], "train": spec["train"]})
     blocks: list[Block] = [_field_table(fields, "The baseline: every field of its model and training")]
-    tasks = {name: flat(task) for name, task in spec.get("tasks", {}).items()}
+    tasks = {name: flatten(task) for name, task in spec.get("tasks", {}).items()}
     names = list(dict.fromkeys(field for fields in tasks.values() for field in fields))
     rows = [[Cell(name or "kind"), *(Cell(plain(t.get(name))) for t in tasks.values())] for name in names]
     if rows:

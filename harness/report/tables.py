@@ -263,25 +263,9 @@ def missed_gate(data: "StudyData") -> int:
     return int((passed == 0).sum())
 
 
-def fewest_seeds(comparisons: int, alpha: float = 0.05) -> int:
-    """The fewest seeds at which a difference can be significant: the smallest sign-flip p is 2 / 2^n."""
-    return 1 + math.ceil(math.log2(max(1, comparisons) / alpha))
-
-
 def outcome_counts(data: "StudyData") -> dict[str, int]:
     """How many runs have each status."""
     return {str(status): int(n) for status, n in data.runs["status"].value_counts().items()}
-
-
-def flat(document: Any, path: str = "") -> dict[str, Any]:
-    """A spec document by dotted paths; a level's `kind` stands at the level's own path, as MLflow's parameters do."""
-    if not isinstance(document, dict):
-        return {path: document}
-    rows: dict[str, Any] = {}
-    for name, value in document.items():
-        here = path if name == "kind" else f"{path}.{name}".lstrip(".")
-        rows |= flat(value, here)
-    return rows
 
 
 @dataclass(frozen=True)

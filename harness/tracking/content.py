@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from harness.record import RunRecord
-from harness.schema import canonical_json
+from harness.schema import canonical_json, flatten
 from harness.tracking.received import Label
 
 NOTE = "mlflow.note.content"  # MLflow shows this tag as the run's description, as Markdown
@@ -23,22 +23,9 @@ class Value(NamedTuple):
     step: int
 
 
-def parameters(document: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Every field of a spec by its dotted path.
-
-    The value of a level is its kind, and its own fields follow: `model.position`, `model.position.base`.
-    """
-    rows: dict[str, str] = {}
-    for name, value in document.items():
-        path = f"{prefix}{name}"
-        if not isinstance(value, Mapping):
-            rows[path] = str(value)
-            continue
-        fields = dict(value)
-        if "kind" in fields:
-            rows[path] = str(fields.pop("kind"))
-        rows.update(parameters(fields, f"{path}."))
-    return rows
+def parameters(document: Mapping[str, Any]) -> dict[str, str]:
+    """Every field of a spec by its dotted path, as text."""
+    return {path: str(value) for path, value in flatten(document).items()}
 
 
 def run_tags(study: Mapping[str, Any], label: Label, fingerprint: str, spec: Mapping[str, Any]) -> dict[str, str]:

@@ -1,20 +1,19 @@
 """When a study is delivered to its store: live by a thread, or later, once. What and how is `delivery`'s."""
 
-import json
 import logging
 import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fcntl import LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 from typing import Literal
 
+from harness.locks import held, holder
 from harness.tracking.delivery import Delivery
 from harness.tracking.disk import StudyFolder
 from harness.tracking.entities import StoreError
-from harness.tracking.uri import check, locked, store_key, without_password
+from harness.tracking.uri import check, store_key, without_password
 
 CYCLE = 3.0  # seconds between deliveries
 LONGEST_PAUSE = 60.0  # seconds between attempts while the store does not answer
@@ -135,7 +134,7 @@ class Mirror:
         if not self.pending():
             return reaped
         try:
-            with locked(self.folder / "mirror.lock", seconds=5 if closing else 0):
+            with held(self.folder / "mirror.lock", seconds=5 if closing else 0):
                 delivery = self._open()
                 if not reaped and not self._is_run_elsewhere():
                     delivery.reap()
@@ -167,7 +166,7 @@ class Mirror:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         try:
-            with locked(self.folder / "mirror.lock", PATIENCE):
+            with held(self.folder / "mirror.lock", PATIENCE):
                 yield
         except TimeoutError as error:
             raise StoreError("another process is delivering this study; try again when it is done") from error
@@ -177,19 +176,5 @@ class Mirror:
 
     def _is_run_elsewhere(self) -> bool:
         """Whether another process holds the study's lock."""
-        lock = self.folder / "lock"
-        try:
-            with lock.open() as file:
-                flock(file, LOCK_SH | LOCK_NB)
-                return False
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return _holder(lock) != os.getpid()
-
-
-def _holder(lock: Path) -> int | None:
-    try:
-        return int(json.loads(lock.read_text())["pid"])
-    except (ValueError, KeyError, TypeError):
-        return None
+        known = holder(self.folder / "lock")
+        return known is not None and known.get("pid") != os.getpid()

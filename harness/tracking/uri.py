@@ -1,15 +1,14 @@
 """Tracking URIs: which we take, where their artifacts lie, and the lock under which a database is made."""
 
-import fcntl
 import os
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from harness.locks import held
 from harness.schema import UserError, nearest
 
 SQLITE = "sqlite:///"
@@ -116,25 +115,5 @@ def store_lock(uri: str) -> Iterator[None]:
         yield
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    with locked(file.with_name(f".{file.name}.lock"), seconds=60):
-        yield
-
-
-@contextmanager
-def locked(path: Path, seconds: float) -> Iterator[None]:
-    """An exclusive lock on a file, which ends with the process whatever happens.
-
-    Raises:
-        TimeoutError: somebody else still holds it after so many seconds.
-    """
-    end = time.monotonic() + seconds
-    with path.open("a") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise TimeoutError(f"{path} is locked by another process") from None
-                time.sleep(0.05)
+    with held(file.with_name(f".{file.name}.lock"), seconds=60):
         yield

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -9,7 +10,7 @@ from harness.components.kernel import Fastest, Flash, Kernel, Math, backend_of
 from harness.components.position import ALiBi, Learned, NoPE, Position, RoPE, Sinusoidal, T5Bias
 from harness.module import TransformerModule
 from harness.runner import attention_backend
-from harness.schema import UserError
+from harness.schema import UserError, explain
 from harness.spec import ModelSpec, RunSpec, TrainSpec
 from tasks import Copy, Lengths
 
@@ -51,15 +52,17 @@ def test_asking_for_flash_where_it_cannot_run_is_an_error_with_the_reason() -> N
     message = str(caught.value)
     assert message == (
         "train.kernel = Flash: math attention ran because T5Bias adds a trained T×T bias, which flash does not take; "
-        "use Fastest() instead"
+        "use Fastest()"
     )
     Flash().check("flash", "no bias matrix, causal")
 
 
-def test_the_reason_for_no_flash_is_not_that_flash_was_asked_for() -> None:
-    backend, reason = attention_backend(module(T5Bias(), Flash()))
-    assert backend == "math"
-    assert reason == "T5Bias adds a trained T×T bias, which flash does not take"
+def test_flash_with_a_trained_bias_is_refused_when_the_spec_is_made() -> None:
+    with pytest.raises(ValidationError) as caught:
+        module(T5Bias(), Flash())
+    assert explain(caught.value).endswith(
+        "train.kernel = Flash cannot run: T5Bias adds a trained T×T bias, which flash does not take; use Fastest()"
+    )
 
 
 @pytest.mark.parametrize("kernel", [Fastest(), Math()], ids=lambda level: level.kind)
