@@ -342,11 +342,11 @@ def sync(options: "Namespace") -> Answer:
             uri = options.tracking_uri or _recorded_uri(folder) or default_uri(options.results)
             delivered[folder.name] = Mirror(uri, folder).deliver()
         except (StoreError, UserError) as error:  # the others are delivered all the same
-            failed[folder.name] = str(error)
+            failed[folder.name] = " ".join(str(error).split())
 
     def show() -> None:
         for name, count in delivered.items():
-            _say(f"{name}: " + (f"{count} runs delivered" if count else "nothing was missing"))
+            _say(f"{name}: " + (f"{count} run{'s' * (count != 1)} delivered" if count else "nothing was missing"))
         for name, cause in failed.items():
             _say(f"{name}: not delivered: {cause}; run this again when that is mended")
         if not delivered and not failed:

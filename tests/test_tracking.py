@@ -20,6 +20,7 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
+from harness.locks import signed
 from harness.record import RunRecord, Score
 from harness.schema import UserError
 from harness.tracking import Mirror, StoreError, default_uri, mirror, received, run_ids, study_links
@@ -552,10 +553,9 @@ def test_runs_left_running_by_a_kill_are_reaped(study, uri):
 
 def test_a_study_that_another_process_runs_is_neither_reaped_nor_killed(study, uri):
     study.train(study.fingerprints[0], 0, 40)
-    with (study.folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.write(json.dumps({"pid": os.getppid()}))
-        lock.flush()
+    with signed(study.folder / "lock"):
+        text = (study.folder / "lock").read_text()
+        (study.folder / "lock").write_text(text.replace(str(os.getpid()), str(os.getppid())))
         Mirror(uri, study.folder).deliver()
         assert Mirror(uri, study.folder).reap() == 0
         assert rows(uri)["sinusoidal · copy · seed 0"]["status"] == "RUNNING"
@@ -565,10 +565,7 @@ def test_a_study_that_another_process_runs_is_neither_reaped_nor_killed(study, u
 
 def test_our_own_lock_is_not_somebody_elses(study, uri):
     study.train(study.fingerprints[0], 0, 40)
-    with (study.folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.write(json.dumps({"pid": os.getpid()}))
-        lock.flush()
+    with signed(study.folder / "lock"):
         Mirror(uri, study.folder).deliver()
         assert rows(uri)["sinusoidal · copy · seed 0"]["status"] == "KILLED"
 
