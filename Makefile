@@ -6,6 +6,8 @@
 #   make test            all tests, on both cores (ARGS='-k rope' for some)
 #   make lint            style, types, import rules
 #   make bench           speed against bare loops and against x-transformers
+#   make bench-attention time and memory of attention against length, and of decoding against the cache
+#   make gpu-check       what only a CUDA GPU can show; says so where there is none
 #   make setup           only the installation (PYTHON=python3.12 to choose another one)
 #
 # When a command fails, make's last line has the command's own exit code ("Error 1": the study finished with failed runs, 2: a
@@ -21,7 +23,7 @@ options = $(if $(BUDGET),--budget '$(BUDGET)') $(if $(SEEDS),--seeds '$(SEEDS)')
 	$(if $(DEVICE),--device '$(DEVICE)') $(if $(TRACKING_URI),--tracking-uri '$(TRACKING_URI)') $(results)
 results = $(if $(RESULTS),--results '$(RESULTS)')
 
-.PHONY: help setup test lint bench dashboard always
+.PHONY: help setup test lint bench bench-attention gpu-check dashboard always
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
 
@@ -49,6 +51,12 @@ lint: $(VENV)/installed
 # Our side runs in .venv; the peer is started with the interpreter that sees x-transformers.
 bench: $(BENCH)/installed
 	$(python) tests/bench/bench.py --peer $(BENCH)/bin/python $(ARGS)
+
+bench-attention: $(VENV)/installed
+	$(python) tests/bench/attention.py
+
+gpu-check: $(VENV)/installed
+	$(python) tests/bench/gpu_check.py
 
 # The file is touched last, so an interrupted installation is taken up again. The candidates are run, not only looked for:
 # pyenv answers for versions that are not active. Debian has venv in a package of its own.

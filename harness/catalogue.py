@@ -1,5 +1,6 @@
 """What there is: components by axis, tasks, ablations; read from the classes, so that nothing needs registering."""
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -9,10 +10,22 @@ from typing import Any, cast
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
+from harness.cost import (
+    BACKWARD,
+    active_parameters,
+    cache_elements,
+    decoding_flops,
+    empty_model,
+    forward_flops,
+    parameters,
+    parameters_by_part,
+    score_elements,
+)
 from harness.locate import ablation_files, ablations_in, the_ablation
-from harness.schema import Level, Spec, UserError
+from harness.presets import PRESETS
+from harness.schema import Level, Spec, UserError, nearest
 from harness.sources import load_source
-from harness.spec import ModelSpec, TrainSpec
+from harness.spec import ModelSpec, RunSpec, TrainSpec
 from harness.study import Ablation
 from tasks.task import Task
 
@@ -161,4 +174,71 @@ def document(what: str | None) -> dict[str, Any]:
         parts["tasks"] = [asdict(entry) for entry in tasks()]
     if what in (None, "ablations"):
         parts["ablations"] = [asdict(entry) for entry in ablations()]
+    if what in (None, "presets"):
+        parts["presets"] = [{"name": name, "what": preset.what} for name, preset in PRESETS.items()]
     return parts
+
+
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def model_named(name: str, vocab_size: int | None) -> tuple[str, ModelSpec, int]:
+    """The model of a preset, or of a file that holds a ModelSpec or a RunSpec as JSON: its name, spec and vocabulary.
+
+    Raises:
+        UserError: neither a preset nor such a file.
+    """
+    if name in PRESETS:
+        return name, PRESETS[name].model, vocab_size or PRESETS[name].vocab_size
+    file = Path(name).expanduser()
+    if not file.is_file():
+        raise UserError(f"{name!r} is neither a preset nor a file; {nearest(name, PRESETS)}")
+    try:
+        document = json.loads(file.read_text())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: this is not JSON ({error}); name a preset or the spec.json of a run") from error
+    if not isinstance(document, dict):
+        raise UserError(f"{file}: a spec is a JSON object; name a preset or the spec.json of a run")
+    try:
+        if "task" in document:
+            run = RunSpec.parse(document)
+            return str(file), run.model, vocab_size or run.task.vocab_size
+        return str(file), ModelSpec.parse(document), vocab_size or 32_000
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+
+
+def cost_document(name: str, spec: ModelSpec, vocab_size: int, lengths: list[int], number: str) -> dict[str, Any]:
+    """What `harness cost` says, as plain data.
+
+    Raises:
+        UserError: the model cannot take a length.
+    """
+    model = empty_model(spec, vocab_size)
+    return {
+        "model": name,
+        "vocab_size": vocab_size,
+        "number": number,
+        "parameters": parameters(model),
+        "active_parameters": active_parameters(model),
+        "parameters_by_part": parameters_by_part(model),
+        "lengths": [_cost_at(spec, vocab_size, length, BYTES[number]) for length in lengths],
+    }
+
+
+def _cost_at(spec: ModelSpec, vocab_size: int, length: int, size: int) -> dict[str, Any]:
+    encoded = spec.architecture.has_encoder()
+    forward = forward_flops(spec, vocab_size, length, length if encoded else 0)
+    scores, cache = score_elements(spec, length) * size, cache_elements(spec, length) * size
+    layers = spec.num_layers * (3 if encoded else 1)  # the encoder's, the decoder's, and those between both
+    return {
+        "length": length,
+        "forward_flops": forward,
+        "training_flops": forward * (1 + BACKWARD),
+        "decoding_flops": decoding_flops(spec, vocab_size, length) if spec.architecture.is_causal() else None,
+        "score_elements_a_head": score_elements(spec, length),
+        "score_bytes_a_head": scores,
+        "score_bytes": scores * spec.num_heads * layers,
+        "cache_bytes_a_layer": cache,
+        "cache_bytes": cache * spec.num_layers,
+    }

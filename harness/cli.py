@@ -157,7 +157,21 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     _add_name(command("status", commands.status, "Show what is done of a study, from its records."))
     one = command("list", commands.catalogue, "Show what there is, with papers, fields and defaults.")
-    one.add_argument("what", nargs="?", choices=("components", "tasks", "ablations"), help="only these", metavar="PART")
+    parts = ("components", "tasks", "ablations", "presets")
+    one.add_argument(
+        "what", nargs="?", choices=parts, help=f"only {', '.join(parts[:-1])} or {parts[-1]}", metavar="PART"
+    )
+    one = command("cost", commands.cost, "Count parameters, operations and bytes of a model without training it.")
+    one.add_argument(
+        "model", metavar="SPEC_OR_PRESET", help="a preset (`harness list presets`) or a file with a spec as JSON"
+    )
+    one.add_argument(
+        "--length", type=_count, nargs="+", metavar="N", help="tokens of a sequence; default: 512 2048 8192"
+    )
+    one.add_argument("--vocab", type=_count, metavar="N", help="words; default: the preset's or the task's, else 32000")
+    one.add_argument(
+        "--number", choices=("fp32", "bf16", "fp16"), default="fp16", help="of scores and caches; default: fp16"
+    )
     one = command("doctor", commands.doctor, "Show what works on this machine and what does not.")
     _add_tracking(one)
     one = command("dashboard", commands.dashboard, "Serve MLflow's pages on the local store, to this machine only.")

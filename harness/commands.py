@@ -279,6 +279,9 @@ def _show_catalogue(found: dict[str, Any]) -> None:
     if "tasks" in found:
         out.print("\ntasks", style="bold")
         out.print(table(["task", "what…", "paper…", "fields…"], map(_level_row, found["tasks"])))
+    if "presets" in found:
+        out.print("\npresets", style="bold")
+        out.print(table(["preset", "what…"], ([preset["name"], preset["what"]] for preset in found["presets"])))
     for ablation in found.get("ablations", ()):
         out.print(f"\nharness ablate {ablation['name']}", style="bold")
         out.print(ablation["question"] or f"cannot be loaded: {ablation['error']}")
@@ -294,6 +297,61 @@ def _level_row(level: dict[str, Any]) -> list[str]:
 
 def _default(field: dict[str, Any]) -> str:
     return str(field["default"]) + (f" ({field['bounds']})" if field["bounds"] else "")
+
+
+def cost(options: "Namespace") -> Answer:
+    """What a model costs, without training it."""
+    with importing():
+        from harness.catalogue import cost_document, model_named
+
+    name, spec, vocab_size = model_named(options.model, options.vocab)
+    found = cost_document(name, spec, vocab_size, sorted(set(options.length or (512, 2048, 8192))), options.number)
+    return Answer(found, lambda: _show_cost(found))
+
+
+def _show_cost(found: dict[str, Any]) -> None:
+    from harness.progress import console, table
+
+    out = console(sys.stdout)
+    said = f"{found['model']}: {found['parameters']:,} parameters"
+    if found["active_parameters"] != found["parameters"]:
+        said += f", {found['active_parameters']:,} of them active for a token"
+    out.print(f"{said} (vocabulary {found['vocab_size']:,})", soft_wrap=True)
+    parts = [[part, f"{n:,}", f"{n / found['parameters']:.1%}"] for part, n in found["parameters_by_part"].items()]
+    out.print(table(["part…", ">parameters", ">share"], parts))
+    out.print(f"FLOPs of one sequence; score matrices and caches of one, in {found['number']}; flash stores no scores")
+    rows = [
+        [
+            f"{row['length']:,}",
+            f"{row['forward_flops']:.3e}",
+            f"{row['training_flops']:.3e}",
+            "—" if row["decoding_flops"] is None else f"{row['decoding_flops']:.3e}",
+            _bytes(row["score_bytes_a_head"]),
+            _bytes(row["score_bytes"]),
+            _bytes(row["cache_bytes_a_layer"]),
+            _bytes(row["cache_bytes"]),
+        ]
+        for row in found["lengths"]
+    ]
+    columns = [
+        ">length",
+        ">forward",
+        ">training",
+        ">next token",
+        ">scores/head",
+        ">scores, all",
+        ">KV/layer",
+        ">KV, all",
+    ]
+    out.print(table(columns, rows))
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:,.4g} TiB"
 
 
 def doctor(options: "Namespace") -> Answer:

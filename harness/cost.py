@@ -1,17 +1,24 @@
-"""What a model costs, counted without training it: parameters and floating-point operations."""
+"""What a model costs, counted without training it: parameters, floating-point operations, bytes."""
 
 from collections.abc import Iterable
 from functools import lru_cache
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from harness.components.feedforward import MixtureOfExperts
 from harness.spec import ModelSpec, RunSpec
-from harness.transformer import Transformer
+from harness.transformer import Block, Transformer
 
 BACKWARD = 2  # the backward pass multiplies twice for each multiplication of the forward pass
+
+
+def empty_model(spec: ModelSpec, vocab_size: int) -> Transformer:
+    """The model on the meta device: shapes without memory."""
+    with torch.device("meta"):
+        return Transformer(spec, vocab_size)
 
 
 def parameters(model: nn.Module) -> int:
@@ -19,23 +26,80 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
+def active_parameters(model: Transformer) -> int:
+    """Those of them that one token meets: of each mixture of experts the router, the shared experts and `top_k`
+    others.
+    """
+    return parameters(model) - sum(_idle(experts) for experts in model.experts())
+
+
+def _idle(experts: MixtureOfExperts) -> int:
+    return (experts.spec.num_experts - experts.spec.top_k) * parameters(experts.experts[0])
+
+
+def parameters_by_part(model: Transformer) -> dict[str, int]:
+    """Parameters of the embedding, of attention, feed-forward and norms over all blocks, and of the rest (positions,
+    output head, the last norm); they sum to `parameters`.
+    """
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    attention = [b.attention for b in blocks] + [b.memory_attention for b in blocks if b.memory_attention is not None]
+    steps = [s for b in blocks for s in (b.attention_step, b.memory_step, b.feedforward_step) if s is not None]
+    parts = {
+        "embedding": parameters(model.embedding),
+        "attention": sum(map(parameters, attention)),
+        "feedforward": sum(parameters(block.feedforward) for block in blocks),
+        "norms": sum(map(parameters, steps)),
+    }
+    return parts | {"other": parameters(model) - sum(parts.values())}
+
+
 @lru_cache(maxsize=256)
-def forward_flops(spec: ModelSpec, vocab_size: int, tokens: int) -> int:
+def forward_flops(spec: ModelSpec, vocab_size: int, tokens: int, source_tokens: int = 0) -> int:
     """Operations of one forward pass over one sequence of `tokens` tokens; a multiply-add counts two.
 
     Counted on the meta device along the explicit (math) path, as torch's counter knows no fused CPU kernel. Attention
-    is counted in full: causal kernels may skip up to half of the two products with T×T results.
+    is counted in full: causal kernels may skip up to half of the two products with T×T results. Of a mixture of experts
+    only those that a token chooses compute.
     """
-    with torch.device("meta"):
-        model = Transformer(spec, vocab_size)
-        sequence = torch.zeros(1, tokens, dtype=torch.int64)
+    model, sequence = empty_model(spec, vocab_size), _tokens(tokens)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        model(sequence)
+        model(sequence, _tokens(source_tokens) if source_tokens else None)
     return int(counter.get_total_flops())
 
 
-def training_flops(spec: RunSpec, sequences: Iterable[tuple[int, int]]) -> float:
-    """Operations of a training run that read `(tokens a sequence, number of such sequences)`, forward and backward."""
-    passes = 1 + BACKWARD
+def decoding_flops(spec: ModelSpec, vocab_size: int, tokens: int) -> int:
+    """Operations that a decoder needs for the last of `tokens` tokens with a cache of the others, counted alike."""
+    model = empty_model(spec, vocab_size).eval()
+    source = _tokens(tokens) if spec.architecture.has_encoder() else None
+    cache = model.cache(tokens)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        if tokens > 1:
+            model(_tokens(tokens - 1), source, cache=cache)
+        with FlopCounterMode(display=False) as counter:
+            model(_tokens(1), source, cache=cache)
+    return int(counter.get_total_flops())
+
+
+def _tokens(count: int) -> Tensor:
+    return torch.zeros(1, count, dtype=torch.int64, device="meta")
+
+
+def score_elements(spec: ModelSpec, tokens: int) -> int:
+    """Numbers in the score matrices of one head and layer over one sequence: T² for full attention. Flash computes
+    them in tiles and stores none.
+    """
+    return tokens * spec.attention.seen_keys(tokens)
+
+
+def cache_elements(spec: ModelSpec, tokens: int) -> int:
+    """Numbers in one layer's cache of one sequence after so many tokens."""
+    return spec.attention.cache_elements(spec.shape, tokens)
+
+
+def training_flops(spec: RunSpec, sequences: Iterable[tuple[tuple[int, int], int]]) -> float:
+    """Operations of a training run that read `((tokens a sequence, of its source), number of such sequences)`,
+    forward and backward; once more forward where activations are recomputed.
+    """
+    passes = 1 + BACKWARD + spec.train.recompute
     vocabulary = spec.task.vocab_size
-    return float(sum(passes * count * forward_flops(spec.model, vocabulary, tokens) for tokens, count in sequences))
+    return float(sum(passes * count * forward_flops(spec.model, vocabulary, *tokens) for tokens, count in sequences))

@@ -20,11 +20,17 @@ from packaging.requirements import Requirement
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from harness.backend import attention_backend
+from harness.components.attention import Attention
 from harness.components.kernel import backend_of
+from harness.components.position import Position
 from harness.machine import commit, cpu_name, installed
 from harness.schema import UserError
+from harness.spec import ModelSpec, RunSpec
 from harness.tracking import default_uri
 from harness.tracking.uri import check, database_file
+from harness.transformer import build_model
+from tasks import Copy
 
 PROJECT = "ablation-harness"
 ESSENTIAL = ("torch", "pytorch-lightning", "pydantic", "numpy", "pandas", "scipy", "rich")  # no study runs without
@@ -60,6 +66,8 @@ def examine(results: Path, tracking_uri: str | None = None) -> list[Check]:
         device(),
         cores(),
         *kernels(),
+        *levels(Attention),
+        *levels(Position),
         disk(results),
         writable(results),
         store(results, tracking_uri),
@@ -152,6 +160,18 @@ def kernel(place: str, precision: torch.dtype) -> Check:
         remedy = "use train.kernel = Math(), and tell the makers of torch"
         return Check(name, FAIL, f"is {distance:.1e} off the explicit form", remedy)
     return Check(name, OK, "forward and backward" + (f"; torch prefers {taken}" if taken != "flash" else ""))
+
+
+def levels(axis: type[Attention] | type[Position]) -> Iterator[Check]:
+    """The kernel that each level of an axis runs on, and why not a faster one."""
+    place: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
+    field = axis.__name__.lower()
+    small = ModelSpec(d_model=32, num_heads=4, num_layers=1)
+    for name, level in axis.levels().items():
+        spec = RunSpec(model=small.replace(field, level()), task=Copy(), device=place)
+        model = build_model(spec.model, spec.task.vocab_size, seed=0).to(place)
+        backend, reason = attention_backend(spec, model)
+        yield Check(f"{field} = {name}", OK, f"{backend}: {reason}")
 
 
 def disk(results: Path) -> Check:

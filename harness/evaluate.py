@@ -4,17 +4,17 @@ Teacher forcing reads the right answer while predicting. For exact match its arg
 wrong token spoils both. It takes one forward pass instead of one a token.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from harness.components.position import UnsupportedLength
+from harness.decoding import Model, greedy
 from harness.record import Mark, Score
 from harness.spec import RunSpec
+from harness.transformer import Transformer
 from tasks.task import EOS, IGNORED, Batch, Task
-
-Model = Callable[[Tensor], Tensor]  # token ids (B, T) to logits (B, T, V)
 
 METRICS = ("exact_match", "exact_match_no_end", "token_accuracy")
 GATE = 0.98  # in-distribution exact match from which on a task counts as learned
@@ -29,8 +29,7 @@ def score_batch(model: Model, batch: Batch) -> dict[str, float]:
     `exact_match` asks for every answer token and the end token; where the task does not train the end token it equals
     `exact_match_no_end`. `token_accuracy` is over the answer's tokens without the end.
     """
-    chunks = zip(batch.inputs.split(CHUNK), batch.targets.split(CHUNK), strict=True)
-    right = torch.cat([model(inputs).argmax(-1) == targets for inputs, targets in chunks])
+    right = torch.cat([model(*chunk.reading).argmax(-1) == chunk.targets for chunk in batch.split(CHUNK)])
     answered = batch.targets != IGNORED
     content = answered & (batch.targets != EOS)
     values = (whole(right, answered), whole(right, content), right[content])
@@ -51,7 +50,7 @@ def score_lengths(
     for length in lengths:
         mark: Mark = "seen" if was_seen(spec, length) else ""
         try:
-            batch = spec.task.batch(spec.seed, stream, 0, samples, length, device)
+            batch = spec.batch(stream, 0, samples, length, device)
             values = score_batch(model, batch)
         except UnsupportedLength:
             values, mark = dict.fromkeys(METRICS, 0.0), "unsupported"
@@ -79,14 +78,17 @@ def zero_scores(spec: RunSpec) -> tuple[Score, ...]:
 
 @torch.no_grad()
 def greedy_agreement(model: Model, spec: RunSpec) -> float:
-    """Share of some sequences on which token-by-token decoding and teacher forcing agree on exact match: 1 or a bug."""
+    """Share of some sequences on which token-by-token decoding with a cache and teacher forcing agree on exact match:
+    1 or a bug. NaN for an encoder, which predicts all at once.
+    """
+    if spec.layout == "in place":
+        return float("nan")
     length = spec.task.lengths.train[1]
-    batch = spec.task.batch(spec.seed, "eval", 0, GREEDY_SAMPLES, length, torch.device(spec.device))
+    batch = spec.batch("eval", 0, GREEDY_SAMPLES, length, torch.device(spec.device))
     asked = batch.targets != IGNORED
-    forced = whole(model(batch.inputs).argmax(-1) == batch.targets, asked)
+    forced = whole(model(*batch.reading).argmax(-1) == batch.targets, asked)
     first = int(asked[0].int().argmax())
-    sequence = batch.inputs[:, : first + 1]
-    for _ in range(first, batch.inputs.shape[1]):
-        sequence = torch.cat([sequence, model(sequence)[:, -1:].argmax(-1)], dim=1)
-    decoded = whole(sequence[:, 1:] == batch.targets, asked)
-    return (decoded == forced).double().mean().item()
+    prompt, count, cached = batch.inputs[:, : first + 1], batch.inputs.shape[1] - first, isinstance(model, Transformer)
+    decoded = greedy(model, prompt, count, source=batch.source, cached=cached)
+    found = whole(decoded == batch.targets[:, first:], asked[:, first:])
+    return (found == forced).double().mean().item()

@@ -1,7 +1,8 @@
 """What a study would still run and what that costs, for `harness ablate NAME --plan`. Writes nothing."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -10,13 +11,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from harness.cost import parameters, training_flops
+from harness.cost import empty_model, parameters, training_flops
 from harness.record import RunRecord, read_curves
 from harness.schema import UserError, canonical_json
 from harness.spec import RunSpec
 from harness.study import Cell, Plan, earlier_plan, stale_runs
-from harness.transformer import Transformer
 
+NEIGHBOURS = 10  # records of each other study that are read
 SAMPLED_STEPS = 64  # batches drawn to see how many tokens a training step reads
 
 Basis = Literal["runs of this cell", "FLOPs", "unknown"]
@@ -80,9 +81,11 @@ class Forecast:
 
 
 def forecast(plan: Plan, folder: Path) -> Forecast:
-    """What is done of a plan and what the rest costs, judged by what the folder holds."""
+    """What is done of a plan and what the rest costs, judged by what the folder holds; where it holds nothing, by
+    what the studies beside it took.
+    """
     records, notices = _records(folder)
-    speeds = _Speeds(records.values())
+    speeds = _Speeds(records.values() if records else _neighbours(folder))
     groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for cell in plan.cells:
         groups[cell.task, cell.variant].append(cell)
@@ -105,17 +108,12 @@ def _cell(group: list[Cell], folder: Path, records: dict[str, RunRecord], speeds
         left=len(progress),
         steps_left=sum(steps - step for step in progress),
         steps=steps,
-        parameters=parameters(_empty_model(spec)),
+        parameters=parameters(empty_model(spec.model, spec.task.vocab_size)),
         flops=flops,
         tokens=tokens,
         seconds=seconds,
         basis=basis,
     )
-
-
-def _empty_model(spec: RunSpec) -> Transformer:
-    with torch.device("meta"):
-        return Transformer(spec.model, spec.task.vocab_size)
 
 
 def _progress(directory: Path) -> int:
@@ -127,24 +125,26 @@ def _progress(directory: Path) -> int:
 
 def training_cost(spec: RunSpec) -> tuple[int, float]:
     """Tokens and operations of one run, from the shapes of batches drawn at evenly spread steps."""
-    steps, train = spec.train.steps, spec.train
+    steps = spec.train.steps
     drawn = range(0, steps, -(-steps // SAMPLED_STEPS))
-    sequences: Counter[int] = Counter()
+    sequences: Counter[tuple[int, int]] = Counter()
     for step in drawn:
-        batch = train.sampling.batch(spec.task, spec.seed, step, train.batch_size, torch.device("cpu")).inputs
-        sequences[batch.shape[1]] += batch.shape[0]
+        batch = spec.training_batch(step, torch.device("cpu"))
+        count, length, source = batch.shape
+        sequences[length, source] += count
     share = steps / len(drawn)
-    tokens = sum(length * count for length, count in sequences.items())
-    costs = np.polyval(_quadratic(spec, sorted(sequences)), list(sequences))
+    tokens = sum((length + source) * count for (length, source), count in sequences.items())
+    costs = np.polyval(_quadratic(spec, sorted(sequences)), [length for length, _ in sequences])
     return round(tokens * share), float(np.round(costs @ list(sequences.values()) * share))
 
 
-def _quadratic(spec: RunSpec, lengths: list[int]) -> np.ndarray:
+def _quadratic(spec: RunSpec, lengths: list[tuple[int, int]]) -> np.ndarray:
     """Operations to train on one sequence, as a polynomial in its length: three lengths tell all about linear maps and
-    T×T attention, and counting at every length would take seconds.
+    T×T attention (and nearly all about blocks of a window), and counting at every length would take seconds.
     """
     known = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
-    return np.polyfit(known, [training_flops(spec, [(length, 1)]) for length in known], len(known) - 1)
+    costs = [training_flops(spec, [(length, 1)]) for length in known]
+    return np.polyfit([length for length, _ in known], costs, len(known) - 1)
 
 
 def _records(folder: Path) -> tuple[dict[str, RunRecord], list[str]]:
@@ -156,6 +156,14 @@ def _records(folder: Path) -> tuple[dict[str, RunRecord], list[str]]:
         except UserError:
             notices.append(f"{path} is corrupt; it would be set aside and its run done again")
     return found, notices
+
+
+def _neighbours(folder: Path) -> Iterator[RunRecord]:
+    """Some records of each other study in the same results folder."""
+    for study in sorted(folder.parent.glob("*/study.json")):
+        for path in sorted(study.parent.glob("runs/*/record.json"))[:NEIGHBOURS]:
+            with suppress(UserError):  # corrupt: that study's own affair
+                yield RunRecord.read(path)
 
 
 def _stale(plan: Plan, folder: Path, records: dict[str, RunRecord]) -> list[str]:

@@ -64,7 +64,7 @@ class Journal(pl.Callback):
         self.written = {int(line["step"]) for line in read_curves(self.curves)}
         self.snapshots = {round(i * spec.train.steps / (SNAPSHOTS - 1)) for i in range(SNAPSHOTS)}
         self.spent = 0.0  # seconds of training before the last interruption
-        self.sequences: dict[int, int] = {}  # tokens a sequence -> sequences trained on
+        self.sequences: dict[tuple[int, int], int] = {}  # tokens of a sequence, of its source -> how many were read
         self.stopping = False
         self._forget()
 
@@ -126,8 +126,8 @@ class Journal(pl.Callback):
         self.loss = self.loss + module.loss
         self.exact_match = self.exact_match + module.exact_match
         self.steps += 1
-        batch, tokens = module.shape
-        self.sequences[tokens] = self.sequences.get(tokens, 0) + batch
+        batch, tokens, source = module.shape
+        self.sequences[tokens, source] = self.sequences.get((tokens, source), 0) + batch
 
     def _point(self, module: TransformerModule, step: int) -> dict[str, float]:
         loss, norm = self.loss.item() / self.steps, module.gradient_norm.item()
@@ -169,10 +169,10 @@ class Journal(pl.Callback):
             return
         file.parent.mkdir(exist_ok=True)
         task = self.spec.task
-        batch = task.batch(0, "probe", 0, 1, task.lengths.train[1], module.device)
+        batch = task.batch(0, "probe", 0, 1, task.lengths.train[1], module.device, self.spec.layout)
         trace = Trace()
         with evaluating(module):
-            module.model(batch.inputs, trace=trace)
+            module.model(*batch.reading, trace=trace)
         labels = np.array([task.label(token) for token in batch.inputs[0].tolist()])
         weights = trace.stacked("attention")[:, 0].half().cpu().numpy()
         partial = file.with_suffix(".partial")

@@ -14,9 +14,13 @@ from harness.transformer import build_model
 from tasks.task import IGNORED, Batch
 
 
-def answer_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy (nats) over the answer's tokens; logits `(B, T, V)`, targets `(B, T)`."""
-    return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+def answer_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Mean cross entropy (nats) over the answer's tokens; logits `(B, T, V)`, targets `(B, T)`.
+
+    `smoothing` is the share of the target that is spread over all words (Szegedy et al. 2015, arXiv:1512.00567).
+    """
+    flat, asked = logits.float().flatten(0, 1), targets.flatten()
+    return functional.cross_entropy(flat, asked, ignore_index=IGNORED, label_smoothing=smoothing)
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -30,8 +34,8 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 class TransformerModule(pl.LightningModule):
     """Trains the model of a RunSpec. A step's batch comes from (seed, step), so a loader has no state to save.
 
-    After each step `loss`, `exact_match`, `gradient_norm` (detached scalars), `learning_rate` and `shape` (B, T) tell
-    of it.
+    After each step `loss`, `exact_match`, `gradient_norm` (detached scalars), `learning_rate` and `shape` (B, T, S)
+    tell of it.
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -41,7 +45,9 @@ class TransformerModule(pl.LightningModule):
         self.loss = self.exact_match = self.gradient_norm = torch.zeros(())
         self.learning_rate = 0.0
         self.clipped: list[nn.Parameter] = []
-        self.shape = (0, 0)
+        self.shape = (0, 0, 0)
+        self.experts = self.model.experts()
+        self.loads: list[Tensor] = []
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Lightning notes each hook it calls, fifty times a step; nn.Module's own way would cost 1 % of the step."""
@@ -52,28 +58,43 @@ class TransformerModule(pl.LightningModule):
 
     def autocast(self) -> torch.autocast:
         """A context of the spec's precision; Lightning enters its own around training steps."""
-        return torch.autocast(self.spec.device, torch.bfloat16, enabled=self.spec.precision == "bf16")
+        return self.spec.autocast()
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits `(B, T, V)` on the spec's attention kernel."""
+    def forward(
+        self,
+        tokens: Tensor,
+        source: Tensor | None = None,
+        real: Tensor | None = None,
+        source_real: Tensor | None = None,
+    ) -> Tensor:
+        """Logits `(B, T, V)` on the spec's attention kernel; called with a batch's `reading`."""
         with self.spec.train.kernel.context():
-            return self.model(tokens)
+            return self.model(tokens, source, real, source_real)
 
     def training_step(self, _batch: object, _index: int) -> Tensor:
         """The loss of this step's batch; what draws from the global generator sees it seeded from (seed, step)."""
         seed_global(self.spec.seed, "step", self.global_step)
         batch = self.batch(self.global_step)
-        logits = self(batch.inputs)
-        loss = answer_loss(logits, batch.targets)
-        self.loss, self.shape = loss.detach(), (batch.inputs.shape[0], batch.inputs.shape[1])
-        right = logits.detach().argmax(-1) == batch.targets
+        with self.spec.train.kernel.context():
+            output = self.model.outputs(*batch.reading, recompute=self.spec.train.recompute)
+        loss = answer_loss(output.logits, batch.targets, self.spec.train.label_smoothing)
+        self.loss, self.shape = (
+            loss.detach(),
+            (*batch.inputs.shape, 0 if batch.source is None else batch.source.shape[1]),
+        )
+        right = output.logits.detach().argmax(-1) == batch.targets
         self.exact_match = whole(right, batch.targets != IGNORED).float().mean()
-        return loss
+        self.loads = [routing.load for routing in output.routing]
+        return loss + output.auxiliary_loss
+
+    def on_after_backward(self) -> None:
+        """Balance the experts: not earlier, as a recomputed forward pass must choose as the first one did."""
+        for experts, load in zip(self.experts, self.loads, strict=True):
+            experts.rebalance(load)
 
     def batch(self, step: int) -> Batch:
         """The training batch of a step."""
-        train = self.spec.train
-        return train.sampling.batch(self.spec.task, self.spec.seed, step, train.batch_size, self.device)
+        return self.spec.training_batch(step, self.device)
 
     def configure_optimizers(self) -> Any:
         """Fused AdamW with decay groups and the schedule, moved every step."""
@@ -87,7 +108,8 @@ class TransformerModule(pl.LightningModule):
             fused=True,
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: train.schedule.factor(min(step, train.steps - 1), train.steps)
+            optimizer,
+            lambda step: train.schedule.factor(min(step, train.steps - 1), train.steps, self.spec.model.d_model),
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -436,7 +436,8 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _decimal(value: float, digits: int = 3, sign: str = "") -> str:
-    return "" if math.isnan(value) else f"{value:{sign}.{digits}f}".replace("-", "−")
+    """A number for people: the minus sign of print, and none before a zero."""
+    return "" if math.isnan(value) else f"{value:{sign}z.{digits}f}".replace("-", "−")
 
 
 def _rate(value: float) -> str:

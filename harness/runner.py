@@ -15,7 +15,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from harness.components.kernel import Fastest, backend_of
+from harness.backend import attention_backend
 from harness.cost import parameters, training_flops
 from harness.evaluate import GATE, all_lengths, greedy_agreement, score_lengths, zero_scores
 from harness.journal import Diverged, Interrupted, Journal, Progress, evaluating
@@ -125,7 +125,7 @@ class _Attempt:
         """What can be known before training."""
         reset_peak_memory()
         self.initial_loss = initial_loss(module)
-        backend, reason = attention_backend(module)
+        backend, reason = attention_backend(self.spec, module.model)
         self.spec.train.kernel.check(backend, reason)
         self.ledger |= {"attention_backend": backend, "attention_reason": reason}
         self.ledger["parameters"] = parameters(module.model)
@@ -137,11 +137,11 @@ class _Attempt:
         torch.save(module.model.state_dict(), self.directory / "model.pt")
         with evaluating(module):
             self.scores = score_lengths(module, spec, all_lengths(spec.task), stream="eval", samples=samples)
-            self.greedy = greedy_agreement(module, spec)
+            self.greedy = greedy_agreement(module.model, spec)
         counted = list(journal.sequences.items())
         self.ledger |= {
             "steps": spec.train.steps,
-            "tokens": sum(tokens * count for tokens, count in counted),
+            "tokens": sum((tokens + source) * count for (tokens, source), count in counted),
             "flops": training_flops(spec, counted),
             "wall_seconds": seconds,
             "peak_memory_bytes": torch.cuda.max_memory_allocated() if spec.device == "cuda" else peak_memory(),
@@ -220,22 +220,7 @@ def initial_loss(module: TransformerModule) -> float:
     """The untrained model's loss on the first training batch, in nats."""
     batch = module.batch(0)
     with module.autocast():
-        return answer_loss(module(batch.inputs), batch.targets).item()
-
-
-def attention_backend(module: TransformerModule) -> tuple[str, str]:
-    """The attention backend that the first training batch runs on, and why."""
-    batch = module.batch(0)
-    with module.autocast():
-        backend = backend_of(lambda: module(batch.inputs))
-        relation = module.model.position.relation(batch.inputs.shape[1], causal=True, device=module.device)
-    if backend == "flash":
-        return backend, "no bias matrix, causal" if relation.bias is None else "it takes an untrained T×T bias here"
-    if obstacle := module.spec.model.position.flash_obstacle():
-        return backend, obstacle
-    if module.spec.train.kernel != Fastest():
-        return backend, f"train.kernel = {module.spec.train.kernel.kind}"
-    return backend, "torch found no flash kernel for these shapes, type and device"
+        return answer_loss(module(*batch.reading), batch.targets).item()
 
 
 def _is_out_of_memory(error: Exception) -> bool:

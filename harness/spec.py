@@ -5,6 +5,7 @@ ModelSpec's fields are the component matrix. A run is a pure function of its Run
 
 import math
 from abc import abstractmethod
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -12,59 +13,104 @@ import torch
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, model_validator
 
+from harness.components.architecture import Architecture, DecoderOnly
+from harness.components.attention import Attention, MultiHead, Parts
+from harness.components.embedding import EmbeddingScale, OutputHead, UnitEmbedding, Untied
 from harness.components.feedforward import FeedForward, ReLU
+from harness.components.init import Initialisation
 from harness.components.kernel import Fastest, Kernel
-from harness.components.norm import LayerNorm, Norm, NormPlacement, PostNorm
+from harness.components.norm import BatchNorm, LayerNorm, Norm, NormPlacement, PostNorm
+from harness.components.output_projection import OutputProjection, Projection
 from harness.components.position import Position, Sinusoidal
+from harness.components.qk_norm import NoQKNorm, QueryKeyNorm
+from harness.components.residual import Residual, ResidualConnection
 from harness.components.scale import InverseSqrt, Scale
 from harness.components.shape import Shape
+from harness.layout import Layout
 from harness.schema import Changes, Level, Spec, fingerprint
 from harness.seeding import stable_hash
 from tasks.task import Batch, Task, padded
 
 
 class ModelSpec(Spec):
-    """The component matrix of a decoder-only Transformer; the defaults are the original's levels at a small size."""
+    """The component matrix of a Transformer; the defaults are the original's levels at a small size, decoder only.
+
+    Without `d_head` a head has d_model / num_heads dimensions.
+    """
 
     d_model: Annotated[int, Changes("parameters"), Ge(1)] = 64
     num_layers: Annotated[int, Changes("parameters"), Ge(1)] = 2
     num_heads: Annotated[int, Changes("outputs"), Ge(1)] = 4
+    d_head: Annotated[int | None, Changes("parameters"), Field(ge=1)] = None
+    architecture: Annotated[Architecture, Changes("data")] = DecoderOnly()
     position: Annotated[Position, Changes("outputs")] = Sinusoidal()
+    attention: Annotated[Attention, Changes("outputs")] = MultiHead()
+    scale: Annotated[Scale, Changes("outputs")] = InverseSqrt()
+    qk_norm: Annotated[QueryKeyNorm, Changes("outputs")] = NoQKNorm()
+    output_projection: Annotated[OutputProjection, Changes("outputs")] = Projection()
     norm: Annotated[Norm, Changes("outputs")] = LayerNorm()
     norm_placement: Annotated[NormPlacement, Changes("outputs")] = PostNorm()
-    scale: Annotated[Scale, Changes("outputs")] = InverseSqrt()
+    residual: Annotated[ResidualConnection, Changes("outputs")] = Residual()
     feedforward: Annotated[FeedForward, Changes("outputs")] = ReLU()
+    embedding_scale: Annotated[EmbeddingScale, Changes("outputs")] = UnitEmbedding()
+    output_head: Annotated[OutputHead, Changes("outputs")] = Untied()
+    init: Initialisation = Initialisation()
+    attention_dropout: Annotated[float, Changes("outputs"), Ge(0), Lt(1)] = 0.0
+    residual_dropout: Annotated[float, Changes("outputs"), Ge(0), Lt(1)] = 0.0
+    embedding_dropout: Annotated[float, Changes("outputs"), Ge(0), Lt(1)] = 0.0
 
     @model_validator(mode="after")
     def _possible(self) -> "ModelSpec":
-        if self.d_model % self.num_heads:
+        if self.d_head is None and self.d_model % self.num_heads:
             fitting = [h for h in range(1, self.d_model + 1) if self.d_model % h == 0]
             near = sorted(sorted(fitting, key=lambda h: abs(h - self.num_heads))[:2])
             raise ValueError(
                 f"num_heads = {self.num_heads} does not divide d_model = {self.d_model}; "
-                f"choose {' or '.join(map(str, near))}"
+                f"choose {' or '.join(map(str, near))}, or name d_head"
             )
-        self.position.check(self.shape)
+        self.position.check(self.rotated_shape)
+        self.qk_norm.check()
+        self.output_projection.check(self.shape)
+        self.feedforward.check()
+        self.attention.check(self.parts, self.position)
         return self
 
     @property
     def shape(self) -> Shape:
         """The sizes that components are built for."""
-        return Shape(self.d_model, self.num_heads, self.num_layers)
+        return Shape(self.d_model, self.num_heads, self.num_layers, self.d_head or self.d_model // self.num_heads)
+
+    @property
+    def rotated_shape(self) -> Shape:
+        """The same with the part of a head that positions act on."""
+        return replace(self.shape, d_head=self.attention.rotated_width(self.shape))
+
+    @property
+    def parts(self) -> Parts:
+        """What attention is built from."""
+        return Parts(self.shape, self.scale, self.qk_norm, self.output_projection, self.attention_dropout)
+
+    def flash_obstacle(self, device: str) -> str:
+        """Why flash attention cannot run somewhere in a model of this spec; empty where it can."""
+        positions = [self.position.flash_obstacle(causal=self.architecture.is_causal())]
+        if self.architecture.has_encoder():
+            positions.append(self.position.flash_obstacle(causal=False))
+        dropout = "the CPU has no flash kernel with dropout" if self.attention_dropout and device == "cpu" else ""
+        return next(filter(None, [self.attention.flash_obstacle(), *positions, dropout]), "")
 
 
 class Schedule(Level):
     """Base of the learning-rate schedules."""
 
     @abstractmethod
-    def factor(self, step: int, steps: int) -> float:
-        """What the learning rate is multiplied by at step 0 … steps−1."""
+    def factor(self, step: int, steps: int, d_model: int) -> float:
+        """What the learning rate is multiplied by at step 0 … steps−1, for a model of this width."""
 
 
 class Constant(Schedule):
     """The same learning rate throughout."""
 
-    def factor(self, step: int, steps: int) -> float:
+    def factor(self, step: int, steps: int, d_model: int) -> float:
         """One."""
         return 1.0
 
@@ -77,7 +123,7 @@ class WarmupCosine(Schedule):
     warmup: Annotated[float, Changes("schedule"), Ge(0), Lt(1)] = 0.05
     floor: Annotated[float, Changes("schedule"), Ge(0), Le(1)] = 0.05
 
-    def factor(self, step: int, steps: int) -> float:
+    def factor(self, step: int, steps: int, d_model: int) -> float:
         """Rises to 1 at the end of the warm-up, ends at `floor`."""
         rising = round(self.warmup * steps)
         if step < rising:
@@ -86,11 +132,38 @@ class WarmupCosine(Schedule):
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
+class Noam(Schedule):
+    """d_model^−½ · min(s^−½, s · warmup_steps^−1.5) at step s = 1, 2 …: the original's, for a learning rate of 1
+    (Vaswani et al. 2017, arXiv:1706.03762).
+    """
+
+    warmup_steps: Annotated[int, Changes("schedule"), Ge(1)] = 4000
+
+    def factor(self, step: int, steps: int, d_model: int) -> float:
+        """Rises for `warmup_steps`, then falls with the root of the step."""
+        return float(d_model**-0.5 * min((step + 1) ** -0.5, (step + 1) * self.warmup_steps**-1.5))
+
+
+class InverseSquareRoot(Schedule):
+    """Linear warm-up over a fraction of the steps to 1, then √(w / s) at step s after w steps of it: Noam's shape
+    with the learning rate as its peak (Raffel et al. 2020, arXiv:1910.10683, without the rise).
+    """
+
+    warmup: Annotated[float, Changes("schedule"), Gt(0), Lt(1)] = 0.05
+
+    def factor(self, step: int, steps: int, d_model: int) -> float:
+        """1 at the end of the warm-up."""
+        rising = max(1, round(self.warmup * steps))
+        return min((step + 1) / rising, math.sqrt(rising / (step + 1)))
+
+
 class Sampling(Level):
     """Base of the ways in which training data is drawn."""
 
     @abstractmethod
-    def batch(self, task: Task, seed: int, step: int, batch_size: int, device: torch.device) -> Batch:
+    def batch(
+        self, task: Task, seed: int, step: int, batch_size: int, device: torch.device, layout: Layout = "continue"
+    ) -> Batch:
         """The training batch of a step, a pure function of its arguments."""
 
     def distinct(self, steps: int, batch_size: int) -> int:
@@ -101,20 +174,24 @@ class Sampling(Level):
 class Fresh(Sampling):
     """New samples at every step, one length a batch."""
 
-    def batch(self, task: Task, seed: int, step: int, batch_size: int, device: torch.device) -> Batch:
+    def batch(
+        self, task: Task, seed: int, step: int, batch_size: int, device: torch.device, layout: Layout = "continue"
+    ) -> Batch:
         """A batch of one length."""
         length = task.training_length(seed, "train", step)
-        return task.batch(seed, "train", step, batch_size, length, device)
+        return task.batch(seed, "train", step, batch_size, length, device, layout)
 
 
 class Padded(Sampling):
     """New samples at every step, a length a row, padded to the longest: for comparison with one length a batch."""
 
-    def batch(self, task: Task, seed: int, step: int, batch_size: int, device: torch.device) -> Batch:
+    def batch(
+        self, task: Task, seed: int, step: int, batch_size: int, device: torch.device, layout: Layout = "continue"
+    ) -> Batch:
         """A batch of all lengths drawn for its rows."""
         lengths = [task.training_length(seed, f"train/{row}", step) for row in range(batch_size)]
         rows = [(length, lengths.count(length)) for length in sorted(set(lengths))]
-        return padded([task.batch(seed, "train", step, count, length, device) for length, count in rows])
+        return padded([task.batch(seed, "train", step, count, length, device, layout) for length, count in rows])
 
 
 class Finite(Sampling):
@@ -125,14 +202,16 @@ class Finite(Sampling):
 
     num_samples: Annotated[int, Changes("data"), Ge(1)] = 1000
 
-    def batch(self, task: Task, seed: int, step: int, batch_size: int, device: torch.device) -> Batch:
+    def batch(
+        self, task: Task, seed: int, step: int, batch_size: int, device: torch.device, layout: Layout = "continue"
+    ) -> Batch:
         """The step's batch of the epoch that it falls into; the last batch of a length may be smaller."""
         batches = self._batches(task, batch_size)
         epoch, index = divmod(step, len(batches))
         length, first = batches[_order(len(batches), seed, "epoch", epoch)[index]]
-        pool = _pool(task, seed, self._share(task, length), length, device)
+        pool = _pool(task, seed, self._share(task, length), length, device, layout)
         rows = _order(len(pool.inputs), seed, "rows", epoch, length)[first : first + batch_size].to(device)
-        return Batch(pool.inputs[rows], pool.targets[rows])
+        return pool.rows(rows)
 
     def distinct(self, steps: int, batch_size: int) -> int:
         """All samples, if there are steps enough to see them."""
@@ -152,9 +231,9 @@ class Finite(Sampling):
 
 
 @lru_cache(maxsize=64)
-def _pool(task: Task, seed: int, count: int, length: int, device: torch.device) -> Batch:
+def _pool(task: Task, seed: int, count: int, length: int, device: torch.device, layout: Layout) -> Batch:
     """All finite samples of a length; a pure function, kept because every step needs it whole."""
-    return task.batch(seed, "finite", 0, count, length, device)
+    return task.batch(seed, "finite", 0, count, length, device, layout)
 
 
 def _order(count: int, *name: int | str) -> torch.Tensor:
@@ -173,6 +252,8 @@ class TrainSpec(Spec):
     eps: Annotated[float, Changes("updates"), Gt(0)] = 1e-9
     weight_decay: Annotated[float, Changes("updates"), Ge(0)] = 0.01
     gradient_clip: Annotated[float | None, Changes("updates"), Field(gt=0)] = 1.0
+    label_smoothing: Annotated[float, Changes("updates"), Ge(0), Lt(1)] = 0.0
+    recompute: Annotated[bool, Changes("hardware")] = False
     sampling: Annotated[Sampling, Changes("data")] = Fresh()
     kernel: Annotated[Kernel, Changes("hardware")] = Fastest()
     eval_samples: Annotated[int, Changes("evaluation"), Ge(1)] = 256
@@ -190,19 +271,53 @@ class RunSpec(Spec):
 
     @model_validator(mode="after")
     def _trainable(self) -> "RunSpec":
-        limit, length = self.model.position.limit(), self.task.tokens(self.task.lengths.train[1])
+        self._check_layout()
+        limit, length = self.model.position.limit(), self.task.tokens(self.task.lengths.train[1], self.layout)
         if limit is not None and limit < length:
             raise ValueError(
                 f"model.position = {self.model.position.kind} takes {limit} tokens, the longest training sequence has "
-                f"{length}; raise max_length to {length} or more, or shorten task.lengths.train"
+                f"{length}; raise {self.model.position.limited_by} to {length} or more, or shorten task.lengths.train"
             )
-        self.train.kernel.check_model(self.model.position.flash_obstacle())
+        if self.train.recompute and isinstance(self.model.norm, BatchNorm):
+            raise ValueError(
+                "train.recompute = True: model.norm = BatchNorm would count every batch twice; use recompute = False"
+            )
+        self.train.kernel.check_model(self.model.flash_obstacle(self.device))
         return self
+
+    def _check_layout(self) -> None:
+        """An encoder reads the answer off where the source stands."""
+        if self.layout != "in place":
+            return
+        for length in (*self.task.lengths.train, *self.task.lengths.test):
+            if (asked := self.task.answer_length(length)) != length:
+                raise ValueError(
+                    f"model.architecture = {self.model.architecture.kind} predicts in place, {self.task.kind} answers "
+                    f"{length} tokens with {asked}; use DecoderOnly() or EncoderDecoder()"
+                )
+
+    @property
+    def layout(self) -> Layout:
+        """How source and answer become tokens."""
+        return self.model.architecture.layout
+
+    def batch(self, stream: str, step: int, batch_size: int, length: int, device: torch.device) -> Batch:
+        """A batch of one length for evaluation or a look inside, of a stream of its own."""
+        return self.task.batch(self.seed, stream, step, batch_size, length, device, self.layout)
+
+    def training_batch(self, step: int, device: torch.device) -> Batch:
+        """The training batch of a step."""
+        train = self.train
+        return train.sampling.batch(self.task, self.seed, step, train.batch_size, device, self.layout)
 
     @property
     def precision(self) -> str:
         """`fp32` or `bf16`."""
         return "bf16" if self.device == "cuda" else "fp32"
+
+    def autocast(self) -> torch.autocast:
+        """A context of the precision."""
+        return torch.autocast(self.device, torch.bfloat16, enabled=self.precision == "bf16")
 
     def fingerprint(self) -> str:
         """16 hex digits; see `harness.schema.fingerprint`."""

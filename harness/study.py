@@ -277,7 +277,7 @@ class Plan:
         """Fixed position codes `(longest sequence, d_model)` of the variants that have them."""
         found = {}
         for (variant, _), spec in self._seedless.items():
-            longest = spec.task.tokens(max(spec.task.lengths.train[1], *spec.task.lengths.test, 0))
+            longest = spec.task.tokens(max(spec.task.lengths.train[1], *spec.task.lengths.test, 0), spec.layout)
             codes = spec.model.position.codes(longest, spec.model.d_model)
             if codes is not None:
                 found[variant] = codes.numpy()

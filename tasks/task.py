@@ -1,18 +1,19 @@
 """The base of every task: how a source and its answer become a batch of tokens.
 
-A sequence is `BOS source SEP answer EOS`, one length a batch, so that no arithmetic is spent on padding. The model
-reads all but the last token and is trained and scored on the answer. Each batch is a pure function of (seed, stream,
-step).
+One length a batch, so that no arithmetic is spent on padding. A model is trained and scored on the answer. How source
+and answer become tokens follows from the architecture (`harness.layout`); a decoder's sequence is `BOS source SEP
+answer EOS`, of which it reads all but the last. Each batch is a pure function of (seed, stream, step).
 """
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge, Le
-from torch import Tensor
+from torch import Tensor, nn
 
+from harness.layout import Layout
 from harness.schema import Changes, Level
 from harness.seeding import generator, stable_hash
 from tasks.lengths import Lengths
@@ -28,12 +29,39 @@ class Batch:
 
     Attributes:
         inputs: `(B, T)` token ids that the model reads.
-        targets: `(B, T)` the next token where it belongs to the answer (the end token included if it is trained), else
-            −100.
+        targets: `(B, T)` the token to predict where it belongs to the answer (the end token included if it is trained),
+            else −100.
+        source: `(B, S)` token ids that an encoder reads; None without one.
+        real: `(B, T)`, False at padding; None: no padding.
+        source_real: `(B, S)`, likewise.
     """
 
     inputs: Tensor
     targets: Tensor
+    source: Tensor | None = None
+    real: Tensor | None = None
+    source_real: Tensor | None = None
+
+    @property
+    def reading(self) -> tuple[Any, ...]:
+        """What a model is called with: inputs, source, real, source_real, as far as there is any."""
+        everything = (self.inputs, self.source, self.real, self.source_real)
+        return everything[: max(i for i, part in enumerate(everything) if part is not None) + 1]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(B, T, S), S = 0 without a source."""
+        return self.inputs.shape[0], self.inputs.shape[1], 0 if self.source is None else self.source.shape[1]
+
+    def rows(self, which: Tensor | slice) -> "Batch":
+        """Some of the sequences."""
+        parts = (self.source, self.real, self.source_real)
+        optional = (None if part is None else part[which] for part in parts)
+        return Batch(self.inputs[which], self.targets[which], *optional)
+
+    def split(self, size: int) -> list["Batch"]:
+        """The same in batches of `size` sequences at most."""
+        return [self.rows(slice(first, first + size)) for first in range(0, len(self.inputs), size)]
 
 
 class Task(Level):
@@ -70,28 +98,48 @@ class Task(Level):
         """Special tokens and symbols."""
         return FIRST_SYMBOL + self.num_symbols
 
-    def tokens(self, length: int) -> int:
-        """Tokens of the sequence that a model reads for a source of this length."""
-        return self.sequences(1, length, torch.Generator().manual_seed(0)).inputs.shape[1]
+    def tokens(self, length: int, layout: Layout = "continue") -> int:
+        """Tokens of the longest sequence that a model reads for a source of this length."""
+        batch = self.sequences(1, length, torch.Generator().manual_seed(0), layout)
+        return max(part.shape[1] for part in (batch.inputs, batch.source) if part is not None)
 
-    def sequences(self, batch_size: int, length: int, randomness: torch.Generator) -> Batch:
+    def answer_length(self, length: int) -> int:
+        """Tokens of the answer to a source of this length, without the end."""
+        return self.answer(self.source(1, length, torch.Generator().manual_seed(0))).shape[1]
+
+    def sequences(
+        self, batch_size: int, length: int, randomness: torch.Generator, layout: Layout = "continue"
+    ) -> Batch:
         """A batch of one source length."""
         source = self.source(batch_size, length, randomness)
         answer = self.answer(source)
+        if layout == "in place":
+            return Batch(source, answer.clone())
 
         def column(token: int) -> Tensor:
             return torch.full((batch_size, 1), token, dtype=torch.int64, device=source.device)
 
-        tokens = torch.cat([column(BOS), source, column(SEP), answer, column(EOS)], dim=1)
+        prompt = [column(BOS), source, column(SEP)] if layout == "continue" else [column(BOS)]
+        tokens = torch.cat([*prompt, answer, column(EOS)], dim=1)
         targets = tokens[:, 1:].clone()
-        targets[:, : source.shape[1] + 1] = IGNORED
+        targets[:, : tokens.shape[1] - answer.shape[1] - 2] = IGNORED
         if not self.train_end_token:
             targets[:, -1] = IGNORED
-        return Batch(tokens[:, :-1], targets)
+        read = torch.cat([source, column(EOS)], dim=1) if layout == "translate" else None
+        return Batch(tokens[:, :-1], targets, read)
 
-    def batch(self, seed: int, stream: str, step: int, batch_size: int, length: int, device: torch.device) -> Batch:
+    def batch(
+        self,
+        seed: int,
+        stream: str,
+        step: int,
+        batch_size: int,
+        length: int,
+        device: torch.device,
+        layout: Layout = "continue",
+    ) -> Batch:
         """The batch of a step of a stream: the same arguments give the same batch, whatever was drawn before."""
-        return self.sequences(batch_size, length, generator(device, seed, stream, step, length))
+        return self.sequences(batch_size, length, generator(device, seed, stream, step, length), layout)
 
     def training_length(self, seed: int, stream: str, step: int) -> int:
         """The length of a training step's batch, uniform over the training lengths."""
@@ -104,10 +152,20 @@ class Task(Level):
 
 
 def padded(batches: list[Batch]) -> Batch:
-    """Batches of several lengths as one, padded at the end to the longest."""
-    width = max(batch.inputs.shape[1] for batch in batches)
+    """Batches of several lengths as one, padded at the end to the longest, real tokens named."""
 
-    def joined(parts: list[Tensor], fill: int) -> Tensor:
-        return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1]), value=fill) for part in parts])
+    def joined(parts: list[Tensor], fill: int | bool) -> Tensor:
+        width = max(part.shape[1] for part in parts)
+        return torch.cat([nn.functional.pad(part, (0, width - part.shape[1]), value=fill) for part in parts])
 
-    return Batch(joined([b.inputs for b in batches], PAD), joined([b.targets for b in batches], IGNORED))
+    def marked(parts: list[Tensor]) -> Tensor:
+        return joined([torch.ones_like(part, dtype=torch.bool) for part in parts], False)
+
+    inputs, sources = [b.inputs for b in batches], [b.source for b in batches if b.source is not None]
+    return Batch(
+        joined(inputs, PAD),
+        joined([b.targets for b in batches], IGNORED),
+        joined(sources, PAD) if sources else None,
+        marked(inputs),
+        marked(sources) if sources else None,
+    )

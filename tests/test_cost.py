@@ -114,7 +114,7 @@ def test_training_costs_three_forward_passes_a_sequence() -> None:
     run = RunSpec(task=Copy(num_symbols=VOCABULARY - 4), model=ModelSpec(d_model=16, num_heads=2), train=TrainSpec())
     assert BACKWARD == 2
     expected = 3 * (5 * products(run.model, 8) + 2 * products(run.model, 12))
-    assert training_flops(run, [(8, 5), (12, 2)]) == expected
+    assert training_flops(run, [((8, 0), 5), ((12, 0), 2)]) == expected
     assert training_flops(run, []) == 0
 
 

@@ -44,12 +44,12 @@ def record(folder: Path, cell: Cell, seconds: float, status: Status = "finished"
 
 def test_a_run_s_cost_is_what_it_will_read() -> None:
     spec = planned(steps=640).cells[0].spec
-    read: Counter[int] = Counter()
+    read: Counter[tuple[int, int]] = Counter()
     for step in range(spec.train.steps):
-        batch = spec.train.sampling.batch(spec.task, spec.seed, step, spec.train.batch_size, torch.device("cpu"))
-        read[batch.inputs.shape[1]] += batch.inputs.shape[0]
+        batch = spec.training_batch(step, torch.device("cpu"))
+        read[batch.inputs.shape[1], 0] += batch.inputs.shape[0]
     tokens, flops = training_cost(spec)
-    assert tokens == pytest.approx(sum(length * count for length, count in read.items()), rel=0.1)
+    assert tokens == pytest.approx(sum(length * count for (length, _), count in read.items()), rel=0.1)
     assert flops == pytest.approx(training_flops(spec, read.items()), rel=0.1)
 
 
@@ -76,6 +76,18 @@ def test_time_comes_from_the_same_cell_else_from_flops(tmp_path: Path) -> None:
     assert rope.basis == "FLOPs"
     assert rope.seconds == pytest.approx(30.0 * rope.flops / sinusoidal.flops)
     assert forecast(plan, tmp_path).seconds(2) == pytest.approx((30.0 + 2 * (rope.seconds or 0)) / 2)
+
+
+def test_a_study_without_records_is_judged_by_those_beside_it(tmp_path: Path) -> None:
+    plan = planned()
+    write_plan(plan, tmp_path / "other", {"command": "harness ablate other"})
+    record(tmp_path / "other", plan.cells[0], 30.0)
+    (tmp_path / "other" / "runs" / "corrupt").mkdir()
+    (tmp_path / "other" / "runs" / "corrupt" / "record.json").write_text("{")
+    expected = forecast(plan, tmp_path / "new")
+    assert {cell.done for cell in expected.cells} == {0}
+    assert expected.cells[0].seconds == 30.0
+    assert expected.cells[1].basis == "FLOPs"
 
 
 def test_failed_runs_are_done_and_say_nothing_of_time(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
+from inspect import isabstract
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -21,10 +22,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.components.feedforward import MoE
 from harness.evaluate import METRICS, all_lengths, score_lengths
 from harness.module import TransformerModule
 from harness.runner import run
 from harness.schema import Level, Spec, is_foreign
+from harness.seeding import seed_global
 from harness.spec import Constant, ModelSpec, RunSpec, TrainSpec
 from harness.transformer import build_model
 from tasks import Batch, Copy, Lengths, Task
@@ -53,11 +56,17 @@ class Entry(TypedDict):
 
 
 def logits(spec: RunSpec) -> list[float]:
-    """Some logits of the untrained model on 40 tokens: past T5's single-distance buckets."""
+    """Some logits of the untrained model on 40 tokens, past T5's single-distance buckets: in training and in
+    evaluation.
+    """
     module = TransformerModule(spec)
+    tokens = torch.arange(40)[None] * 7 % VOCABULARY
+    source = tokens[:, :30] if spec.model.architecture.has_encoder() else None
     with torch.no_grad():
-        out = module(torch.arange(40)[None] * 7 % VOCABULARY)
-    return flat(out[0, [0, 1, 9, 20, 39], :4])
+        seed_global(0)
+        trained = module(tokens, source)
+        scored = module.eval()(tokens, source)
+    return flat(torch.cat([out[0, [0, 1, 9, 20, 39], :4] for out in (trained, scored)]))
 
 
 def parameters(spec: RunSpec) -> list[float]:
@@ -68,12 +77,13 @@ def parameters(spec: RunSpec) -> list[float]:
 
 def factors(spec: RunSpec) -> list[float]:
     """The schedule's factors on the learning rate."""
-    return [spec.train.schedule.factor(step, 40) for step in range(40)]
+    return [spec.train.schedule.factor(step, 40, spec.model.d_model) for step in range(40)]
 
 
 def batches(spec: RunSpec) -> list[float]:
     """Training batches of some steps, two of them of another epoch for finite data."""
-    drawn = [spec.train.sampling.batch(spec.task, spec.seed, step, 3, CPU) for step in (0, 1, 7, 400)]
+    few = spec.replace("train.batch_size", 3)
+    drawn = [few.training_batch(step, CPU) for step in (0, 1, 7, 400)]
     return numbers(*drawn)
 
 
@@ -119,10 +129,19 @@ def numbers(*drawn: Batch) -> list[float]:
 
 AXES: dict[str, Callable[[RunSpec], list[float]]] = {
     "model.position": logits,
+    "model.attention": logits,
+    "model.scale": logits,
+    "model.qk_norm": logits,
+    "model.output_projection": logits,
     "model.norm": logits,
     "model.norm_placement": logits,
-    "model.scale": logits,
+    "model.residual": logits,
     "model.feedforward": logits,
+    "model.embedding_scale": logits,
+    "model.output_head": logits,
+    "model.architecture": logits,
+    "model.init.linear": parameters,
+    "model.init.residual_gain": parameters,
     "train.kernel": logits,
     "train.schedule": factors,
     "train.sampling": batches,
@@ -131,6 +150,16 @@ AXES: dict[str, Callable[[RunSpec], list[float]]] = {
 WHOLES: dict[str, tuple[RunSpec, Callable[[RunSpec], list[float]]]] = {
     "initialisation": (RUN, parameters),
     "training": (RUN, training),
+    "training with all that draws or smooths": (
+        RUN.replaced({f"model.{kind}_dropout": 0.1 for kind in ("attention", "residual", "embedding")}).replaced(
+            {
+                "train.label_smoothing": 0.1,
+                "train.recompute": True,
+                "model.feedforward": MoE(jitter=0.1, bias_rate=0.01),
+            }
+        ),
+        training,
+    ),
     "training, unclipped and undecayed": (
         RUN.replace("train.gradient_clip", None)
         .replace("train.weight_decay", 0.0)
@@ -227,7 +256,9 @@ def test_every_spec_class_has_golden_outputs() -> None:
             yield from subclasses(sub)
 
     kept = {kind for entry in golden().values() for kind in entry["versions"]}
-    ours = {s.__name__ for s in subclasses(Spec) if not is_foreign(s) and s.__module__ != "harness.study"}
+    no_part_of_a_run = ("harness.study", "harness.presets")
+    specs = {s for s in subclasses(Spec) if not is_foreign(s) and s.__module__ not in no_part_of_a_run}
+    ours = {s.__name__ for s in specs if not isabstract(s)}
     bases = {s.__name__ for s in subclasses(Level) if Level in s.__bases__} | {"Level"}
     assert ours - bases <= kept
 

@@ -3,17 +3,18 @@
 A field declares what it changes by its marker, `Changes("parameters")` and so on. Each flip is run from end to end:
 
     parameters   names and shapes of the model's parameters
-    outputs      logits of the untrained model
-    loss         which tokens are asked for, and so what the loss is of
+    outputs      logits of the untrained model, in training
+    loss         which tokens are asked for, and so what the loss is of; or the routers' losses
     data         the tokens of the training batches
     schedule     the factors on the learning rate
     updates      the parameters after training
-    evaluation   which lengths are scored, on how many samples, at which steps
-    hardware     attention backend, precision, and what is refused
+    evaluation   which lengths are scored, on how many samples, at which steps; or logits of the trained model
+    hardware     attention backend, precision, what is refused; or what is kept for the backward pass
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -23,13 +24,17 @@ import torch
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
-from harness.components.position import NoPE, T5Bias
+from harness.components.attention import GroupedQuery
+from harness.components.feedforward import MoE, ReLU
+from harness.components.position import NoPE, Randomised, T5Bias, YaRN
+from harness.components.scale import LearnedTemperature
 from harness.module import answer_loss
 from harness.record import read_curves
 from harness.runner import run
 from harness.schema import Changes, Level, Spec, UserError, is_foreign
+from harness.seeding import seed_global
 from harness.spec import ModelSpec, RunSpec, TrainSpec, WarmupCosine
-from harness.transformer import build_model
+from harness.transformer import Transformer, build_model
 from tasks import Batch, Copy, Lengths, Task
 
 CPU = torch.device("cpu")
@@ -40,9 +45,9 @@ def watched(kind: type[Task]) -> type[Task]:
     """A user's task that remembers what it was asked for."""
 
     class Watched(kind):  # type: ignore[misc, valid-type]
-        def batch(self, seed: int, stream: str, step: int, batch_size: int, length: int, device: torch.device) -> Batch:
+        def batch(self, seed: int, stream: str, step: int, batch_size: int, length: int, *how: Any) -> Batch:
             CALLS.append((stream, batch_size, length))
-            return super().batch(seed, stream, step, batch_size, length, device)
+            return super().batch(seed, stream, step, batch_size, length, *how)
 
     Watched.__name__ = f"Watched{kind.__name__}"
     return Watched
@@ -58,20 +63,34 @@ RUN = RunSpec(
         steps=12, batch_size=4, schedule=WarmupCosine(warmup=0.2), gradient_clip=0.5, eval_samples=4, eval_every=10
     ),
 )
-SMALL: dict[type[Level], Level] = {T5Bias: T5Bias(num_buckets=8, max_distance=12)}  # logarithmic from distance 4 on
+SMALL: dict[type[Level], Level] = {
+    T5Bias: T5Bias(num_buckets=8, max_distance=12),  # logarithmic from distance 4 on
+    YaRN: YaRN(trained_length=8, slow=0.5, fast=2.0),  # a pair of dimensions lies between both
+    Randomised: Randomised(max_length=48, test_tokens=24),  # as many as are looked at
+    LearnedTemperature: LearnedTemperature(initial=2.0),  # else it starts as the default does
+    GroupedQuery: GroupedQuery(num_groups=1),
+    MoE: MoE(expert=ReLU(d_ff=16), balance=0.3, jitter=0.1),
+}
 
 # What else a flip may change; all the rest must stay the same to the bit.
 MAY_FOLLOW = {
     "parameters": {"outputs", "updates"},
     "outputs": {"parameters", "updates", "hardware"},
     "loss": {"updates"},
-    "data": {"outputs", "parameters", "loss", "updates", "evaluation"},
+    "data": {"outputs", "parameters", "loss", "updates", "evaluation", "hardware"},
     "schedule": {"updates"},
     "updates": set(),
     "evaluation": set(),
     "hardware": {"outputs", "updates"},
 }
-NESTED = {("RunSpec", "model"), ("RunSpec", "task"), ("RunSpec", "train")}  # whole specs, whose own fields declare
+# Looked at too, and free to follow anything: what a declaration may also show itself in.
+ALSO = {"evaluation": "scored logits", "loss": "auxiliary loss", "hardware": "saved tensors"}
+NESTED = {
+    ("RunSpec", "model"),
+    ("RunSpec", "task"),
+    ("RunSpec", "train"),
+    ("ModelSpec", "init"),
+}  # fields of theirs declare
 ELSEWHERE = {("RunSpec", "device")}  # needs a GPU: see below
 
 
@@ -115,21 +134,26 @@ def reachable() -> dict[tuple[str, str], tuple[RunSpec, str, FieldInfo]]:
                 for level in own_levels(axis):
                     if (path, level.kind) not in seen:
                         seen.add((path, level.kind))
-                        waiting.append(base.replace(path, level))
+                        waiting += possible(base, path, [level])
     return found
 
 
+def possible(spec: RunSpec, path: str, values: Iterable[Any]) -> Iterator[RunSpec]:
+    """The spec with each of the values that it can be combined with."""
+    for value in values:
+        with suppress(UserError):
+            yield spec.replace(path, value)
+
+
 def others(spec: RunSpec, path: str, field: FieldInfo) -> list[Any]:
-    """Other valid values of a field: every other level of an axis, else one."""
+    """Other valid values of a field: every other level of an axis that can be combined, else one."""
     value = spec.at(path)
     if bases := level_bases(field):
-        return [level for base in bases for level in own_levels(base) if level.kind != value.kind]
-    for candidate in candidates(value, field):
-        try:
-            if candidate != value and spec.replace(path, candidate):
-                return [candidate]
-        except UserError:
-            continue
+        levels = [level for base in bases for level in own_levels(base) if level.kind != value.kind]
+        return [made.at(path) for made in possible(spec, path, levels)]
+    for made in possible(spec, path, candidates(value, field)):
+        if made.at(path) != value:
+            return [made.at(path)]
     raise AssertionError(f"{path} = {value!r}: no other value found; teach `candidates` one")
 
 
@@ -143,8 +167,10 @@ def candidates(value: Any, field: FieldInfo) -> Iterator[Any]:
     elif isinstance(value, float):
         high = next((b.le if isinstance(b, Le) else b.lt for b in field.metadata if isinstance(b, Le | Lt)), None)
         low = next((b.ge if isinstance(b, Ge) else b.gt for b in field.metadata if isinstance(b, Ge | Gt)), None)
-        yield from (value * 4, value / 4)
+        yield from (value * 4, value / 4, 0.25)
         yield from (end for end in (high, low) if end is not None)
+    elif value is None:
+        yield from (0.5, 4)
     elif isinstance(value, Spec):  # a plain spec in a field that declares: flip what is inside
         for name, inner in type(value).model_fields.items():
             yield from (value.model_copy(update={name: other}) for other in candidates(getattr(value, name), inner))
@@ -176,19 +202,30 @@ def shown(spec: RunSpec) -> dict[str, Any]:
         record = run(spec, directory=Path(folder))
         assert record.status == "finished", record.cause
         curves = read_curves(Path(folder) / "curves.jsonl")
-        trained = torch.load(Path(folder) / "model.pt", weights_only=True)
+        state = torch.load(Path(folder) / "model.pt", weights_only=True)
     evaluated = sorted(call for call in CALLS if call[0] in ("eval", "monitor"))
+    train = spec.train
+    batches = [spec.training_batch(step, CPU) for step in range(4)]
+    probe = torch.arange(24)[None] % 6, torch.arange(24)[None] % 5 if spec.model.architecture.has_encoder() else None
     model = build_model(spec.model, spec.task.vocab_size, seed=spec.seed)
     with torch.no_grad():
-        logits = model(torch.arange(24)[None] % 6)
-    train = spec.train
-    batches = [train.sampling.batch(spec.task, spec.seed, step, train.batch_size, CPU) for step in range(4)]
+        seed_global(0)
+        logits = model(*probe)
+        auxiliary = float(model.outputs(*probe).auxiliary_loss)
+    saved = saved_tensors(model, batches[0], recompute=train.recompute)
+    model.load_state_dict(state)
+    trained = {name: state[name] for name, _ in model.named_parameters()}
+    with torch.no_grad():
+        scored = model.eval()(*probe)
     return {
+        "scored logits": bits(scored),
+        "auxiliary loss": auxiliary,
+        "saved tensors": saved,
         "parameters": {name: tuple(p.shape) for name, p in trained.items()},
         "outputs": bits(logits),
         "loss": [surprise(batch) for batch in batches],
         "data": [bits(batch.inputs) for batch in batches],
-        "schedule": [train.schedule.factor(step, train.steps) for step in range(train.steps)],
+        "schedule": [train.schedule.factor(step, train.steps, spec.model.d_model) for step in range(train.steps)],
         "updates": {name: bits(p) for name, p in trained.items()},
         "evaluation": (
             evaluated,
@@ -197,6 +234,20 @@ def shown(spec: RunSpec) -> dict[str, Any]:
         ),
         "hardware": [record.ledger[k] for k in ("attention_backend", "device", "precision")] + [refuses(spec)],
     }
+
+
+def saved_tensors(model: Transformer, batch: Batch, *, recompute: bool) -> int:
+    """How many tensors one step keeps for its backward pass."""
+    count = 0
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        model.outputs(*batch.reading, recompute=recompute)
+    return count
 
 
 def surprise(batch: Batch) -> tuple[bool, float]:
@@ -245,8 +296,9 @@ def test_a_flip_changes_what_it_declares_and_nothing_else(
 ) -> None:
     (what,) = declared(field)
     differs = changes(spec, path, value)
-    assert what in differs, f"{path} = {value} is dead: it declares {what}, and changes {differs or 'nothing'}"
-    assert differs <= {what} | MAY_FOLLOW[what], f"{path} = {value} declares {what}, and changes {differs}"
+    assert {what, ALSO.get(what)} & differs, f"{path} = {value} is dead: it declares {what}, and changes {differs}"
+    followers = {what, *ALSO.values()} | MAY_FOLLOW[what]
+    assert differs <= followers, f"{path} = {value} declares {what}, and changes {differs}"
     assert spec.replace(path, value).fingerprint() != spec.fingerprint()
 
 

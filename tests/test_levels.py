@@ -3,13 +3,14 @@
 import math
 import re
 from collections.abc import Iterator
+from inspect import isabstract
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import pytest
 
 from harness.runner import run
-from harness.schema import Level, Spec, is_foreign
+from harness.schema import Level, Spec, UserError, is_foreign
 from harness.spec import ModelSpec, RunSpec, TrainSpec
 from tasks import Copy, Lengths, Task
 
@@ -23,16 +24,29 @@ PAPER = re.compile(r"arXiv:\d{4}\.\d{4,5}")
 EQUATION = re.compile(r"[=√·⊙²Σ/]")
 
 
-def axes(kind: type[Spec] = RunSpec, prefix: str = "") -> Iterator[tuple[str, type[Level]]]:
-    """Every field that takes a level, by its path, with the axis's base; those of levels included."""
+class Axis(NamedTuple):
+    """A field that takes a level: its path, the axis's base, and the levels around it by path (`QKNorm.norm`)."""
+
+    path: str
+    base: type[Level]
+    around: dict[str, type[Level]]
+
+
+def axes(kind: type[Spec] = RunSpec, prefix: str = "", around: dict[str, type[Level]] | None = None) -> Iterator[Axis]:
+    """Every field that takes a level, those of levels included, but for levels of an axis within the same axis."""
+    outer = around or {}
     for name, field in kind.model_fields.items():
         for annotation in (field.annotation, *get_args(field.annotation)):
-            if isinstance(annotation, type) and issubclass(annotation, Level):
-                yield prefix + name, annotation
+            if (
+                isinstance(annotation, type)
+                and issubclass(annotation, Level)
+                and not any(issubclass(level, annotation) for level in outer.values())
+            ):
+                yield Axis(prefix + name, annotation, outer)
                 for level in own_levels(annotation):
-                    yield from axes(level, f"{prefix}{name}.")
-            elif isinstance(annotation, type) and issubclass(annotation, Spec):
-                yield from axes(annotation, f"{prefix}{name}.")
+                    yield from axes(level, f"{prefix}{name}.", {**outer, prefix + name: level})
+            elif isinstance(annotation, type) and issubclass(annotation, Spec) and not issubclass(annotation, Level):
+                yield from axes(annotation, f"{prefix}{name}.", outer)
 
 
 def own_levels(base: type[Level]) -> list[type[Level]]:
@@ -45,13 +59,27 @@ def subclasses(kind: type) -> Iterator[type]:
         yield from subclasses(sub)
 
 
-AXES = dict(axes())
-EVERY = [pytest.param(path, level, id=f"{path}={level.__name__}") for path in AXES for level in own_levels(AXES[path])]
-
-
 def with_level(path: str, level: type[Level]) -> RunSpec:
     fields = {"lengths": LENGTHS} if issubclass(level, Task) else {}
-    return RUN.replace(path, level(**fields))
+    return RUN.replaced({**{outer: kind() for outer, kind in AROUND[path].items()}, path: level(**fields)})
+
+
+def can_be(path: str, level: type[Level]) -> bool:
+    try:
+        return with_level(path, level) is not None
+    except UserError:
+        assert AROUND[path], f"{path} = {level.__name__} cannot be combined with the defaults"
+        return False
+
+
+AXES = {axis.path: axis.base for axis in axes()}
+AROUND = {axis.path: axis.around for axis in axes()}
+EVERY = [
+    pytest.param(path, level, id=f"{path}={level.__name__}")
+    for path, base in AXES.items()
+    for level in own_levels(base)
+    if can_be(path, level)
+]
 
 
 def test_the_axes_are_found() -> None:
@@ -63,6 +91,7 @@ def test_every_level_of_ours_can_be_reached_from_a_run_spec() -> None:
     reached = {level for base in AXES.values() for level in base.levels().values()}
     ours = {sub for sub in subclasses(Level) if not is_foreign(sub)}
     bases = {sub for sub in ours if Level in sub.__bases__}
+    ours -= {sub for sub in ours - bases if isabstract(sub)}  # what some levels of an axis have in common
     assert ours - bases == {level for level in reached if not is_foreign(level)}
     assert bases == set(AXES.values())
 

@@ -128,10 +128,11 @@ def test_linear_weights_decay_and_nothing_else(spec: ModelSpec) -> None:
     split = [{names[id(p)] for p in group["params"]} for group in (decayed, others)]
     assert not split[0] & split[1]
     assert split[0] | split[1] == set(names.values())
-    maps = {f"{name}.weight" for name, module in model.named_modules() if type(module) is nn.Linear}
+    maps = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     assert split[0] == maps
     assert "head.weight" in maps
-    assert {"embedding.weight", "blocks.0.attention_norm.weight"} <= split[1]
+    norm = "before" if spec.norm_placement == PreNorm() else "outer"
+    assert {"embedding.weight", f"blocks.0.attention_step.{norm}.weight"} <= split[1]
     assert all(name in split[1] for name in names.values() if name.endswith("bias") or name.startswith("position"))
 
 
@@ -155,7 +156,7 @@ def test_decay_shrinks_linear_weights_by_rate_times_decay() -> None:
     # AdamW is decoupled: one step with decay is the step without it minus lr · decay · w.
     start = build_model(MODEL, TASK.vocab_size, seed=0).state_dict()
     plain, decayed = moved(weight_decay=0.0, learning_rate=0.01), moved(weight_decay=0.5, learning_rate=0.01)
-    linear = {name for name in start if name.endswith("weight") and "norm" not in name and "embedding" not in name}
+    linear = {name for name in start if name.endswith("weight") and "_step" not in name and "embedding" not in name}
     for name, before in start.items():
         expected = 0.01 * 0.5 * before if name in linear else torch.zeros_like(before)
         torch.testing.assert_close(plain[name] - decayed[name], expected, atol=1e-6, rtol=1e-4)
@@ -167,7 +168,7 @@ def test_decay_shrinks_linear_weights_by_rate_times_decay() -> None:
 def test_the_schedule_moves_the_learning_rate_of_every_group_at_every_step(schedule: Constant | WarmupCosine) -> None:
     spec = run_spec(steps=8, learning_rate=0.02, schedule=schedule)
     watch = train(TransformerModule(spec))
-    expected = [0.02 * schedule.factor(step, 8) for step in range(8)]
+    expected = [0.02 * schedule.factor(step, 8, MODEL.d_model) for step in range(8)]
     assert [step["learning_rate"] for step in watch.told] == pytest.approx(expected)
     assert [rate for rates in watch.rates for rate in rates] == pytest.approx([e for e in expected for _ in range(2)])
     assert (max(expected) > 5 * min(expected)) is (schedule.kind == "WarmupCosine")
@@ -240,7 +241,7 @@ def test_a_step_tells_loss_exact_match_and_shape_of_its_own_batch() -> None:
     loss = module.training_step(None, 0)
     batch = Fresh().batch(TASK, 0, 0, 4, torch.device("cpu"))
     assert torch.equal(loss, answer_loss(module.model(batch.inputs), batch.targets))
-    assert module.shape == tuple(batch.inputs.shape)
+    assert module.shape == (*batch.inputs.shape, 0)
     assert torch.equal(module.loss, loss.detach())
     assert not module.loss.requires_grad
     assert 0 <= float(module.exact_match) <= 1
@@ -270,7 +271,7 @@ def test_training_reads_the_batch_of_every_step_in_turn() -> None:
     by_hand = []
     for step in range(4):
         for group in optimiser.param_groups:
-            group["lr"] = spec.train.learning_rate * spec.train.schedule.factor(step, 4)
+            group["lr"] = spec.train.learning_rate * spec.train.schedule.factor(step, 4, spec.model.d_model)
         batch = spec.train.sampling.batch(TASK, 0, step, 4, torch.device("cpu"))
         loss = answer_loss(model(batch.inputs), batch.targets)
         optimiser.zero_grad()
@@ -294,8 +295,8 @@ def test_the_same_spec_trains_to_the_same_bits() -> None:
 class OneBatch(Fresh):
     """The first batch at every step."""
 
-    def batch(self, task: Any, seed: int, step: int, batch_size: int, device: torch.device) -> Any:
-        return task.batch(seed, "train", 0, batch_size, 4, device)
+    def batch(self, task: Any, seed: int, step: int, batch_size: int, device: torch.device, layout: Any) -> Any:
+        return task.batch(seed, "train", 0, batch_size, 4, device, layout)
 
 
 @pytest.mark.parametrize("spec", VARIED[:1] + VARIED[3:], ids=["original", "modern"])

@@ -27,7 +27,7 @@ TASK = Copy(lengths=Lengths(train=(2, 5), test=(6,)), num_symbols=30)
 
 @given(st.integers(1, 200), st.integers(0, 199))
 def test_constant_is_one(steps: int, step: int) -> None:
-    assert Constant().factor(step, steps) == 1
+    assert Constant().factor(step, steps, 64) == 1
 
 
 def by_hand(step: int, steps: int, warmup: float, floor: float) -> float:
@@ -43,11 +43,11 @@ def by_hand(step: int, steps: int, warmup: float, floor: float) -> float:
 @given(st.integers(1, 300), st.floats(0, 0.9), st.floats(0, 1), st.data())
 def test_warmup_cosine_is_its_formula(steps: int, warmup: float, floor: float, data: st.DataObject) -> None:
     schedule, step = WarmupCosine(warmup=warmup, floor=floor), data.draw(st.integers(0, steps - 1))
-    assert schedule.factor(step, steps) == pytest.approx(by_hand(step, steps, warmup, floor))
+    assert schedule.factor(step, steps, 64) == pytest.approx(by_hand(step, steps, warmup, floor))
 
 
 def test_warmup_cosine_rises_to_one_then_falls_to_its_floor() -> None:
-    factors = [WarmupCosine(warmup=0.1, floor=0.2).factor(step, 100) for step in range(100)]
+    factors = [WarmupCosine(warmup=0.1, floor=0.2).factor(step, 100, 64) for step in range(100)]
     assert factors[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
     assert factors[10] == 1
     assert factors[10:] == sorted(factors[10:], reverse=True)
@@ -56,7 +56,7 @@ def test_warmup_cosine_rises_to_one_then_falls_to_its_floor() -> None:
 
 
 def test_a_schedule_never_stands_still_at_zero_from_the_first_step() -> None:
-    assert all(WarmupCosine(warmup=w, floor=0).factor(0, 50) > 0 for w in (0.0, 0.02, 0.5, 0.99))
+    assert all(WarmupCosine(warmup=w, floor=0).factor(0, 50, 64) > 0 for w in (0.0, 0.02, 0.5, 0.99))
 
 
 # --- samplings -------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_finite_targets_belong_to_their_inputs() -> None:
 def test_heads_that_do_not_divide_the_width_are_refused_with_the_nearest_that_do(heads: int, choices: str) -> None:
     with pytest.raises(ValidationError) as caught:
         ModelSpec(num_heads=heads)
-    message = f"ModelSpec: num_heads = {heads} does not divide d_model = 64; choose {choices}"
+    message = f"ModelSpec: num_heads = {heads} does not divide d_model = 64; choose {choices}, or name d_head"
     assert explain(caught.value) == message
 
 

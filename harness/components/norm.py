@@ -1,10 +1,10 @@
 """Normalisation: which kind, and where it stands around a sublayer."""
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from annotated_types import Gt
+import torch
+from annotated_types import Gt, Le
 from torch import Tensor, nn
 
 from harness.schema import Changes, Level
@@ -15,7 +15,7 @@ class Norm(Level):
 
     @abstractmethod
     def build(self, d_model: int) -> nn.Module:
-        """A module that maps `(B, T, d_model)` to the same shape."""
+        """A module that maps `(B, T, d_model)` and, if it cares, the mask of real tokens `(B, T)` to the same shape."""
 
 
 class LayerNorm(Norm):
@@ -25,7 +25,7 @@ class LayerNorm(Norm):
 
     def build(self, d_model: int) -> nn.Module:
         """Torch's own."""
-        return nn.LayerNorm(d_model, eps=self.eps)
+        return LayerNormalisation(d_model, eps=self.eps)
 
 
 class RMSNorm(Norm):
@@ -35,43 +35,94 @@ class RMSNorm(Norm):
 
     def build(self, d_model: int) -> nn.Module:
         """Torch's own."""
-        return nn.RMSNorm(d_model, eps=self.eps)
+        return RMSNormalisation(d_model, eps=self.eps)
 
 
-Sublayer = Callable[[Tensor], Tensor]
+class BatchNorm(Norm):
+    """γ · (x − mean) / √(var + ε) + β with moments a feature, over all real tokens of the batch; in evaluation over
+    those of training, x̄ ← (1 − momentum) · x̄ + momentum · mean (Ioffe & Szegedy 2015, arXiv:1502.03167).
+
+    In training every token sees the whole batch, tokens ahead of it too.
+    """
+
+    eps: Annotated[float, Changes("outputs"), Gt(0)] = 1e-5
+    momentum: Annotated[float, Changes("evaluation"), Gt(0), Le(1)] = 0.1
+
+    def build(self, d_model: int) -> nn.Module:
+        """One that leaves padding out."""
+        return BatchNormalisation(d_model, eps=self.eps, momentum=self.momentum)
+
+
+class LayerNormalisation(nn.LayerNorm):
+    """Torch's, for callers that name the real tokens."""
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """`(…, d_model)` to the same shape."""
+        return super().forward(x)
+
+
+class RMSNormalisation(nn.RMSNorm):
+    """Torch's, for callers that name the real tokens."""
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """`(…, d_model)` to the same shape."""
+        return super().forward(x.to(self.weight.dtype))  # as autocast does for LayerNorm; torch fuses no mixed types
+
+
+class BatchNormalisation(nn.BatchNorm1d):
+    """Torch's, over batch and sequence, padding left out of the moments."""
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """`(B, T, d_model)` to the same shape; `real` `(B, T)` is False at padding."""
+        if real is None or not self.training:
+            return super().forward(x.flatten(0, -2)).view_as(x)
+        wide = x.to(self.weight.dtype)  # bf16 would not even sum the weights to one
+        weight = real.to(wide.dtype)[..., None] / real.sum()
+        mean = (wide * weight).sum((0, 1))
+        variance = ((wide - mean).square() * weight).sum((0, 1))
+        self._remember(mean.detach(), variance.detach(), real.sum())
+        return ((wide - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias).to(x.dtype)
+
+    @torch.no_grad()
+    def _remember(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        """Move the running moments, the variance unbiased, as torch does."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.momentum is not None
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+        unbiased = variance * count / (count - 1).clamp(min=1)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
 
 
 class NormPlacement(Level):
-    """Base of the norm-placement axis."""
+    """Base of the norm-placement axis: outer(residual(x, after(f(before(x))))), each of the three a norm or nothing."""
 
-    @abstractmethod
-    def apply(self, x: Tensor, norm: nn.Module, sublayer: Sublayer) -> Tensor:
-        """One residual step around a sublayer, `(B, T, d_model)` to the same shape."""
-
-    @abstractmethod
-    def final(self, norm: Norm, d_model: int) -> nn.Module:
-        """What stands between the last block and the output head."""
+    before: ClassVar[bool] = False
+    after: ClassVar[bool] = False
+    outer: ClassVar[bool] = False
+    final: ClassVar[bool] = False  # one more between the last block and the output head
 
 
 class PreNorm(NormPlacement):
     """x + f(norm(x)), and one more norm at the end (Xiong et al. 2020, arXiv:2002.04745)."""
 
-    def apply(self, x: Tensor, norm: nn.Module, sublayer: Sublayer) -> Tensor:
-        """X + f(norm(x))."""
-        return x + sublayer(norm(x))
-
-    def final(self, norm: Norm, d_model: int) -> nn.Module:
-        """A norm: the residual stream has never been normalised."""
-        return norm.build(d_model)
+    before = True
+    final = True
 
 
 class PostNorm(NormPlacement):
     """norm(x + f(x)), as in the original (Vaswani et al. 2017, arXiv:1706.03762)."""
 
-    def apply(self, x: Tensor, norm: nn.Module, sublayer: Sublayer) -> Tensor:
-        """norm(x + f(x))."""
-        return norm(x + sublayer(x))
+    outer = True
 
-    def final(self, norm: Norm, d_model: int) -> nn.Module:
-        """Nothing: the last block ends in a norm."""
-        return nn.Identity()
+
+class SandwichNorm(NormPlacement):
+    """x + norm(f(norm(x))), and one more norm at the end (Ding et al. 2021, arXiv:2105.13290)."""
+
+    before = True
+    after = True
+    final = True
+
+
+class NoNorm(NormPlacement):
+    """y = x + f(x): nothing is normalised."""

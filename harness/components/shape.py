@@ -10,8 +10,4 @@ class Shape:
     d_model: int
     num_heads: int
     num_layers: int
-
-    @property
-    def d_head(self) -> int:
-        """Dimensions a head."""
-        return self.d_model // self.num_heads
+    d_head: int

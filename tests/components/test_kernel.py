@@ -6,21 +6,55 @@ from pydantic import ValidationError
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from harness.backend import attention_backend
+from harness.components.architecture import Architecture, DecoderOnly, EncoderDecoder, EncoderOnly
 from harness.components.kernel import Fastest, Flash, Kernel, Math, backend_of
-from harness.components.position import ALiBi, Learned, NoPE, Position, RoPE, Sinusoidal, T5Bias
+from harness.components.position import (
+    ALiBi,
+    Learned,
+    LinearRoPE,
+    NoPE,
+    NTKRoPE,
+    Position,
+    Randomised,
+    RoPE,
+    Sinusoidal,
+    T5Bias,
+    TransformerXL,
+    YaRN,
+)
 from harness.module import TransformerModule
-from harness.runner import attention_backend
 from harness.schema import UserError, explain
 from harness.spec import ModelSpec, RunSpec, TrainSpec
 from tasks import Copy, Lengths
 
-ON_FLASH = [NoPE(), Sinusoidal(), Learned(max_length=32), RoPE(), ALiBi()]
+ON_FLASH = [
+    NoPE(),
+    Sinusoidal(),
+    Learned(max_length=32),
+    RoPE(),
+    LinearRoPE(),
+    NTKRoPE(),
+    YaRN(),
+    ALiBi(),
+    Randomised(inner=RoPE()),
+]
+OFF_FLASH = [T5Bias(), TransformerXL(), Randomised(inner=T5Bias())]
 
 
-def module(position: Position, kernel: Kernel, num_heads: int = 2) -> TransformerModule:
-    model = ModelSpec(d_model=16, num_layers=1, num_heads=num_heads, position=position)
+def module(
+    position: Position, kernel: Kernel, num_heads: int = 2, architecture: Architecture | None = None
+) -> TransformerModule:
+    model = ModelSpec(
+        d_model=16, num_layers=1, num_heads=num_heads, position=position, architecture=architecture or DecoderOnly()
+    )
     task = Copy(lengths=Lengths(train=(2, 6), test=()))
     return TransformerModule(RunSpec(model=model, task=task, train=TrainSpec(kernel=kernel, batch_size=2)))
+
+
+def ran_on(trained: TransformerModule) -> tuple[str, str]:
+    """The backend of the first training batch, and why."""
+    return attention_backend(trained.spec, trained.model)
 
 
 @pytest.mark.parametrize("position", ON_FLASH, ids=lambda level: level.kind)
@@ -31,7 +65,7 @@ def test_flash_really_runs_forward_and_backward(position: Position, num_heads: i
     assert backend_of(lambda: trained(batch.inputs)) == "flash"
     logits = trained(batch.inputs)
     assert "flash" in backend_of_backward(logits)
-    assert attention_backend(trained)[0] == "flash"
+    assert ran_on(trained)[0] == "flash"
 
 
 def backend_of_backward(logits: torch.Tensor) -> str:
@@ -40,10 +74,27 @@ def backend_of_backward(logits: torch.Tensor) -> str:
     return " ".join(event.name for event in profile.events() if "attention" in event.name)
 
 
-def test_a_trained_bias_matrix_keeps_t5_off_flash_and_the_reason_says_so() -> None:
-    backend, reason = attention_backend(module(T5Bias(), Fastest()))
+@pytest.mark.parametrize("position", OFF_FLASH, ids=lambda level: level.kind)
+def test_a_trained_bias_matrix_keeps_attention_off_flash_and_the_reason_says_so(position: Position) -> None:
+    backend, reason = ran_on(module(position, Fastest()))
+    kind = position.inner.kind if isinstance(position, Randomised) else position.kind
     assert backend == "math"
-    assert reason == "T5Bias adds a trained T×T bias, which flash does not take"
+    assert reason == f"{kind} adds a trained T×T bias, which flash does not take"
+
+
+@pytest.mark.parametrize("architecture", [EncoderOnly(), EncoderDecoder()], ids=lambda level: level.kind)
+@pytest.mark.parametrize("position", [NoPE(), Sinusoidal(), RoPE(), YaRN()], ids=lambda level: level.kind)
+def test_flash_runs_without_a_causal_mask_too(position: Position, architecture: Architecture) -> None:
+    assert ran_on(module(position, Flash(), architecture=architecture))[0] == "flash"
+
+
+@pytest.mark.parametrize("architecture", [EncoderOnly(), EncoderDecoder()], ids=lambda level: level.kind)
+def test_alibi_where_attention_is_not_causal_is_refused_for_flash(architecture: Architecture) -> None:
+    with pytest.raises(ValidationError) as caught:
+        module(ALiBi(), Flash(), architecture=architecture)
+    assert explain(caught.value).endswith(
+        "train.kernel = Flash cannot run: ALiBi adds a T×T bias where attention is not causal; use Fastest()"
+    )
 
 
 def test_asking_for_flash_where_it_cannot_run_is_an_error_with_the_reason() -> None:
@@ -71,13 +122,15 @@ def test_the_other_kernels_accept_whatever_ran(kernel: Kernel, backend: str) -> 
     kernel.check(backend, "any")
 
 
-@pytest.mark.parametrize("position", [*ON_FLASH, T5Bias()], ids=lambda level: level.kind)
+@pytest.mark.parametrize("position", [*ON_FLASH, *OFF_FLASH], ids=lambda level: level.kind)
 def test_the_math_kernel_is_explicit_and_gives_the_same(position: Position) -> None:
     explicit, fastest = module(position, Math()), module(position, Fastest())
     batch = explicit.batch(0)
-    backend, reason = attention_backend(explicit)
+    backend, reason = ran_on(explicit)
     assert backend_of(lambda: explicit(batch.inputs)) == backend == "math"
-    assert reason == "train.kernel = Math" or isinstance(position, T5Bias)
+    assert reason == "train.kernel = Math" or position.biases_logits
+    for trained in (explicit, fastest):
+        trained.eval()  # the same positions where training draws them
     torch.testing.assert_close(explicit(batch.inputs), fastest(batch.inputs), atol=1e-5, rtol=1e-5)
 
 

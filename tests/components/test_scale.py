@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from harness.components.attention import attention_weights
-from harness.components.scale import Inverse, InverseSqrt, Scale, Unscaled
+from harness.components.scale import Inverse, InverseSqrt, LearnedTemperature, Scale, Unscaled
+from harness.components.shape import Shape
 from harness.spec import ModelSpec
 from harness.trace import Trace
-from harness.transformer import build_model
+from harness.transformer import Transformer, build_model
+
+FIXED = [InverseSqrt(), Unscaled(), Inverse()]
 
 
 @pytest.mark.parametrize("d_head", [1, 2, 7, 64])
@@ -17,6 +20,14 @@ def test_factors(d_head: int) -> None:
     assert InverseSqrt().factor(d_head) == pytest.approx(d_head**-0.5)
     assert Unscaled().factor(d_head) == 1
     assert Inverse().factor(d_head) == pytest.approx(1 / d_head)
+    assert LearnedTemperature(initial=3.0).factor(d_head) == pytest.approx(3 * d_head**-0.5)
+
+
+@pytest.mark.parametrize("level", [*FIXED, LearnedTemperature(initial=3.0)], ids=lambda level: level.kind)
+def test_modules_multiply_queries_by_the_factor(level: Scale) -> None:
+    query = torch.randn(2, 3, 5, 8)
+    built = level.build(Shape(d_model=24, num_heads=3, num_layers=1, d_head=8))
+    torch.testing.assert_close(built(query), query * level.factor(8))
 
 
 @pytest.mark.parametrize("d_k", [4, 64, 256])
@@ -56,18 +67,26 @@ def test_the_gradient_of_softmax_vanishes_as_logits_grow() -> None:
     assert gradient(torch.eye(16)[:1] * 100) < 1e-30
 
 
-@pytest.mark.parametrize("scale", [InverseSqrt(), Unscaled(), Inverse()], ids=lambda level: level.kind)
+@pytest.mark.parametrize("scale", FIXED, ids=lambda level: level.kind)
 def test_the_factor_reaches_the_attention_of_every_layer(scale: Scale) -> None:
-    d_head, tokens = 8, torch.arange(10)[None]
-    model = build_model(ModelSpec(d_model=16, num_layers=1, num_heads=2, scale=scale), 10, seed=0)
-    trace = Trace()
-    model(tokens, trace=trace)
-    attention = model.blocks[0].attention
-    x = model.position.add(model.embedding(tokens))
-    query, key = (m(x).unflatten(-1, (2, d_head)).transpose(1, 2) for m in (attention.query, attention.key))
-    factor = {"InverseSqrt": 1 / math.sqrt(d_head), "Unscaled": 1, "Inverse": 1 / d_head}[scale.kind]
-    expected = attention_weights(query * factor, key, None, causal=True)
-    torch.testing.assert_close(trace.stacked("attention")[0], expected)
+    factor = {"InverseSqrt": 8**-0.5, "Unscaled": 1.0, "Inverse": 1 / 8}[scale.kind]
+    traced, logits = weights_and_products(model(scale))
+    expected = attention_weights(logits * factor, torch.eye(10).expand(1, 2, -1, -1), None, causal=True)
+    torch.testing.assert_close(traced, expected)
+
+
+def model(scale: Scale) -> Transformer:
+    return build_model(ModelSpec(d_model=16, num_layers=1, num_heads=2, scale=scale), 10, seed=0)
+
+
+def weights_and_products(made: Transformer) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of the only layer over ten tokens, and q·k by its projections, both `(1, H, 10, 10)`."""
+    trace, tokens = Trace(), torch.arange(10)
+    made(tokens[None], trace=trace)
+    attention = made.get_submodule("blocks.0.attention")
+    x = made.position.add(made.embedding(tokens[None]), tokens)
+    query, key = (attention.get_submodule(m)(x).unflatten(-1, (2, 8)).transpose(1, 2) for m in ("query", "key"))
+    return trace.stacked("attention")[0], query @ key.mT
 
 
 def test_a_smaller_factor_makes_attention_more_even() -> None:
@@ -80,3 +99,25 @@ def test_a_smaller_factor_makes_attention_more_even() -> None:
 
     assert entropy(Unscaled()) < 1.5 < entropy(InverseSqrt()) < entropy(Inverse())
     assert entropy(Inverse()) == pytest.approx(math.log(32), rel=0.02)
+
+
+def test_a_learned_temperature_is_a_factor_of_each_head() -> None:
+    made = model(LearnedTemperature(initial=2.0))
+    temperature = made.get_parameter("blocks.0.attention.scale.temperature")
+    with torch.no_grad():
+        temperature.copy_(torch.tensor([0.7, -1.5]))
+    traced, logits = weights_and_products(made)
+    for head, tau in enumerate((0.7, -1.5)):
+        factor = 2 / math.sqrt(8) * math.exp(tau)
+        expected = (logits[0, head] * factor).masked_fill(~torch.ones(10, 10).tril().bool(), -math.inf).softmax(-1)
+        torch.testing.assert_close(traced[0, head], expected)
+
+
+def test_a_learned_temperature_starts_as_the_inverse_root_and_is_trained() -> None:
+    tokens, learned, fixed = torch.arange(10)[None], model(LearnedTemperature()), model(InverseSqrt())
+    assert torch.equal(learned(tokens), fixed(tokens))  # the other parameters are shared
+    assert sum(p.numel() for p in learned.parameters()) - sum(p.numel() for p in fixed.parameters()) == 2
+    learned(tokens).square().sum().backward()
+    gradient = learned.get_parameter("blocks.0.attention.scale.temperature").grad
+    assert gradient is not None
+    assert (gradient != 0).all()

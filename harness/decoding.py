@@ -1,0 +1,36 @@
+"""Decoding: the most probable token, again and again."""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from harness.transformer import Transformer
+
+Model = Callable[..., Tensor]  # token ids (B, T), and with an encoder its source (B, S), to logits (B, T, V)
+
+
+@torch.no_grad()
+def greedy(model: Model, prompt: Tensor, count: int, *, source: Tensor | None = None, cached: bool = True) -> Tensor:
+    """The `count` tokens `(B, count)` that a decoder adds to a prompt `(B, T)`, each the arg-max of its logits.
+
+    Args:
+        model: a decoder, in evaluation mode; with a cache, one of ours.
+        prompt: token ids, one length.
+        count: how many tokens to add.
+        source: `(B, S)`, what the encoder of an encoder-decoder reads.
+        cached: read each token once and keep what attention needs of it; otherwise read everything anew at every step.
+
+    Raises:
+        UnsupportedLength: the positions cannot take so many tokens.
+    """
+    cache = cast(Transformer, model).cache(prompt.shape[1] + count - 1) if cached else None
+    sequence = new = prompt
+    for _ in range(count):
+        read = (new,) if source is None else (new, source)
+        logits = model(*read) if cache is None else model(*read, cache=cache)
+        token = logits[:, -1].argmax(-1, keepdim=True)
+        sequence = torch.cat([sequence, token], dim=1)
+        new = token if cached else sequence
+    return sequence[:, prompt.shape[1] :]

@@ -1,0 +1,242 @@
+"""How time and memory of attention grow with length, and what a decoded token costs: `make bench-attention`.
+
+Each point is a process of its own, so that its peak memory is its own: one layer, forward and backward, fp32, one
+thread. The exponent is fitted to the three longest lengths. Decoding is timed with caches that are already full.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from harness.components.attention import (
+    Attention,
+    BigBird,
+    GroupedQuery,
+    Latent,
+    Linear,
+    Longformer,
+    MultiHead,
+    MultiQuery,
+    SlidingWindow,
+)
+from harness.components.cache import FullCache
+from harness.components.kernel import Fastest, Kernel, Math
+from harness.components.position import ALiBi, NoPE, Position, RoPE, T5Bias
+from harness.decoding import greedy
+from harness.machine import commit, cpu_name, peak_memory, reset_peak_memory
+from harness.spec import ModelSpec
+from harness.transformer import build_model
+
+LENGTHS = (1024, 2048, 4096, 8192, 16_384)
+CACHED = (256, 1024, 4096, 16_384)
+MIB = 2**20
+REPEATS = 3
+OUT = Path("results/reference/attention")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Something to be measured, up to a length beyond which it takes gigabytes or minutes."""
+
+    attention: Attention
+    position: Position = field(default_factory=RoPE)
+    kernel: Kernel = field(default_factory=Fastest)
+    longest: int = LENGTHS[-1]
+    time: float = 2.0  # expected exponents
+    memory: float = 1.0
+
+
+VARIANTS = {
+    "explicit (no flash)": Variant(MultiHead(), kernel=Math(), longest=4096, memory=2.0),
+    "multi-head": Variant(MultiHead()),
+    "multi-head, ALiBi": Variant(MultiHead(), ALiBi()),
+    "multi-head, T5 bias": Variant(MultiHead(), T5Bias(), longest=4096, memory=2.0),
+    "grouped-query": Variant(GroupedQuery(num_groups=1)),
+    "latent": Variant(Latent(d_latent=16, d_rope=8)),
+    "sliding window": Variant(SlidingWindow(window=128), time=1.0),
+    "Longformer": Variant(Longformer(window=128, num_global=4), time=1.0),
+    "BigBird": Variant(BigBird(window=128, num_global=4, num_random=4), time=1.0),
+    "linear": Variant(Linear(), time=1.0),
+}
+DECODERS: dict[str, Attention] = {
+    "multi-head": MultiHead(),
+    "grouped-query (4)": GroupedQuery(num_groups=4),
+    "multi-query": MultiQuery(),
+    "latent": Latent(d_latent=128, d_rope=32),
+}
+
+
+def measured(name: str, length: int) -> tuple[float, int]:
+    """Seconds of a forward and backward pass (the best of some), and bytes at its peak above what was there before."""
+    variant = VARIANTS[name]
+    spec = ModelSpec(d_model=64, num_layers=1, num_heads=2, attention=variant.attention, position=variant.position)
+    model = build_model(spec, 16, seed=0)
+    layer = model.blocks[0].attention
+
+    def once(tokens: int) -> None:
+        x = torch.randn(1, tokens, 64, requires_grad=True)
+        places = model.position.positions(tokens, x.device)
+        relation = model.position.relation(places, places, causal=True, cached=False)
+        with variant.kernel.context():
+            layer(x, relation, causal=True).sum().backward()
+
+    once(256)  # load the kernels
+    reset_peak_memory()
+    before = peak_memory()
+    once(length)
+    peak = peak_memory() - before
+    times = []
+    for _ in range(REPEATS if length < LENGTHS[-1] else 1):
+        begun = time.perf_counter()
+        once(length)
+        times.append(time.perf_counter() - begun)
+    return min(times), peak
+
+
+def decoded(name: str, length: int) -> tuple[float, int]:
+    """Milliseconds a decoded token with a cache of so many, batch 8, 16 heads of 64, and the bytes of that cache."""
+    spec = ModelSpec(d_model=1024, num_layers=1, num_heads=16, attention=DECODERS[name], position=NoPE())
+    model = build_model(spec, 16, seed=0).eval()
+    layer, steps = model.blocks[0].attention, 30
+    cache = layer.cache(length + steps + 1)
+    assert isinstance(cache, FullCache)
+    with torch.no_grad():
+        x = torch.randn(8, 1, 1024)
+        one = model.position.positions(1, x.device)
+        layer(x, model.position.relation(one, one, causal=True, cached=True), causal=True, cache=cache)  # makes room
+        for room in cache.room:
+            room.normal_()
+        cache.length, times = length, []
+        for step in range(steps):
+            keys = model.position.positions(length + step + 1, x.device)
+            relation = model.position.relation(keys[-1:], keys, causal=True, cached=True)
+            begun = time.perf_counter()
+            layer(x, relation, causal=True, cache=cache)
+            times.append(time.perf_counter() - begun)
+    return 1000 * statistics.median(times), 8 * 4 * DECODERS[name].cache_elements(spec.shape, length)
+
+
+def speedup(tokens: int) -> float:
+    """How many times as fast greedy decoding is with a cache as without, from a prompt of one token."""
+    model = build_model(ModelSpec(d_model=256, num_layers=4, num_heads=4, position=RoPE()), 16, seed=0).eval()
+    prompt, seconds = torch.zeros(1, 1, dtype=torch.int64), []
+    for cached in (True, False):
+        greedy(model, prompt, 8, cached=cached)
+        begun = time.perf_counter()
+        greedy(model, prompt, tokens, cached=cached)
+        seconds.append(time.perf_counter() - begun)
+    return seconds[1] / seconds[0]
+
+
+def in_a_process(*arguments: object) -> list[float]:
+    """What a measurement in a process of its own gives."""
+    command = [sys.executable, __file__, "--one", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def exponent(lengths: list[int], values: list[float]) -> float:
+    """The slope of log value over log length, least squares over the three longest."""
+    x, y = [math.log(n) for n in lengths[-3:]], [math.log(max(v, 1e-9)) for v in values[-3:]]
+    return statistics.linear_regression(x, y).slope
+
+
+def main() -> None:
+    """Measure everything, write the page and its figure."""
+    growth = {}
+    for name, variant in VARIANTS.items():
+        lengths = [n for n in LENGTHS if n <= variant.longest]
+        points = [in_a_process("growth", name, n) for n in lengths]
+        growth[name] = (lengths, [p[0] for p in points], [p[1] for p in points])
+        print(name, points, file=sys.stderr)
+    decoding = {name: [in_a_process("decode", name, n) for n in CACHED] for name in DECODERS}
+    ratio = in_a_process("speedup", 1024)[0]
+    OUT.mkdir(parents=True, exist_ok=True)
+    draw(growth, decoding)
+    (OUT / "report.md").write_text(page(growth, decoding, ratio))
+    print((OUT / "report.md").read_text())
+
+
+Growth = dict[str, tuple[list[int], list[float], list[float]]]
+Decoding = dict[str, list[list[float]]]
+
+
+def page(growth: Growth, decoding: Decoding, ratio: float) -> str:
+    """The tables, as Markdown."""
+    lines = [
+        "# Attention: time, memory, decoding",
+        "",
+        f"`make bench-attention` at {commit()[:7]} on {cpu_name()}, torch {torch.__version__}, one thread, fp32.",
+        "One layer, d_model 64, 2 heads, one sequence, forward and backward; windows of 128.",
+        "Exponents are fitted to the three longest lengths.",
+        "",
+        "| variant | longest | seconds | MiB | exponent of time | of memory | expected |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, (lengths, seconds, peaks) in growth.items():
+        expected = f"{VARIANTS[name].time:.0f}, {VARIANTS[name].memory:.0f}"
+        fitted = f"{exponent(lengths, seconds):.2f} | {exponent(lengths, peaks):.2f}"
+        lines.append(
+            f"| {name} | {lengths[-1]:,} | {seconds[-1]:.3g} | {peaks[-1] / MIB:.3g} | {fitted} | {expected} |"
+        )
+    head = " | ".join(f"{n:,}" for n in CACHED)
+    lines += [
+        "",
+        "Milliseconds a decoded token by cached tokens (d_model 1024, 16 heads, batch 8), MiB of the longest cache:",
+        "",
+        f"| variant | {head} | MiB |",
+        "|---|" + "--:|" * (len(CACHED) + 1),
+    ]
+    for name, found in decoding.items():
+        times = " | ".join(f"{ms:.3g}" for ms, _ in found)
+        lines.append(f"| {name} | {times} | {found[-1][1] / MIB:.4g} |")
+    lines += [
+        "",
+        f"Greedy decoding of 1,024 tokens with a cache: {ratio:.1f} × as fast as without (2 layers, d_model 64).",
+    ]
+    return "\n".join([*lines, "", "![Time and memory against length](growth.png)", ""])
+
+
+def draw(growth: Growth, decoding: Decoding) -> None:
+    """Time and peak memory against length, and time a token against the cache, on logarithmic axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4.2), layout="constrained")
+    axes = figure.subplots(1, 3)
+    marks = "osv^D<>PX*"
+    for mark, (name, (lengths, seconds, peaks)) in zip(marks, growth.items(), strict=True):
+        axes[0].plot(lengths, seconds, marker=mark, ms=4, lw=1.2, label=name)
+        axes[1].plot(lengths, [p / MIB for p in peaks], marker=mark, ms=4, lw=1.2, label=name)
+    for mark, (name, found) in zip(marks, decoding.items(), strict=False):
+        axes[2].plot(CACHED, [ms for ms, _ in found], marker=mark, ms=4, lw=1.2, label=name)
+    titles = ("forward and backward, seconds", "peak memory, MiB", "milliseconds a decoded token")
+    for axis, title, label in zip(axes, titles, ("tokens", "tokens", "cached tokens"), strict=True):
+        axis.set(xscale="log", yscale="log", title=title, xlabel=label)
+        axis.set_xscale("log", base=2)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7, frameon=False)
+    for kind in ("png", "svg"):
+        figure.savefig(OUT / f"growth.{kind}", dpi=130)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--one", nargs="+")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    asked = parser.parse_args().one
+    if asked is None:
+        main()
+    elif asked[0] == "speedup":
+        print(json.dumps([speedup(int(asked[1]))]))
+    else:
+        print(json.dumps({"growth": measured, "decode": decoded}[asked[0]](asked[1], int(asked[2]))))
