@@ -35,6 +35,7 @@ from harness.components.qk_norm import QKNorm
 from harness.decoding import greedy
 from harness.schema import Level
 from harness.spec import ModelSpec
+from harness.trace import Trace
 from harness.transformer import Transformer, build_model
 
 VOCABULARY = 12
@@ -158,6 +159,19 @@ def test_an_encoder_decoder_reads_its_source_once() -> None:
         projection.register_forward_hook(lambda *_: calls.append(2))  # type: ignore[union-attr]
     greedy(model, words(2, 4), 6, source=words(2, 5))
     assert calls == [1, 2, 2]
+
+
+@pytest.mark.parametrize("attention", [MultiHead(), Latent()], ids=kind)
+def test_a_trace_tells_memory_from_own_tokens_at_every_step(attention: Attention) -> None:
+    model = decoder(BASE.replace("attention", attention).replace("architecture", EncoderDecoder()))
+    read, source, cache, whole = words(1, 6), words(1, 5), model.cache(6), Trace()
+    model(read, source, trace=whole)
+    for step, token in enumerate(read.split(1, dim=1)):
+        trace = Trace()
+        model(token, source, cache=cache, trace=trace)
+        for name, seen in (("attention", step + 1), ("cross_attention", 5)):
+            expected = whole.stacked(name)[:, :, :, step : step + 1, :seen]
+            torch.testing.assert_close(trace.stacked(name), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_padding_of_the_source_is_left_out_at_every_step() -> None:

@@ -40,6 +40,7 @@ from harness.components.position import (
     RoPE,
     Sinusoidal,
     T5Bias,
+    TransformerXL,
     places,
 )
 from harness.components.qk_norm import NoQKNorm, QKNorm
@@ -366,6 +367,12 @@ def test_outputs_tell_of_every_router_in_the_order_of_experts(architecture: Deco
     torch.testing.assert_close(found.auxiliary_loss, torch.stack([r.loss for r in found.routing]).mean())
 
 
+def test_routers_do_not_count_padding() -> None:
+    model, read = model_of(BASE.replace("feedforward", MoE(expert=ReLU(d_ff=8)))), tokens(2, 9)
+    padded, alone = model.outputs(read, real=torch.arange(9).expand(2, -1) < 6), model.outputs(read[:, :6])
+    torch.testing.assert_close([tuple(r) for r in padded.routing], [tuple(r) for r in alone.routing])
+
+
 def test_a_dense_model_has_no_auxiliary_loss() -> None:
     output = model_of(BASE).outputs(tokens(1, 3))
     assert output.auxiliary_loss == 0
@@ -463,7 +470,7 @@ def test_a_tied_head_reads_embeddings_without_their_factor() -> None:
 
 
 @pytest.mark.parametrize("qk_norm", [NoQKNorm(), QKNorm()], ids=lambda level: level.kind)
-@pytest.mark.parametrize("position", [RoPE(), ALiBi(), T5Bias()], ids=lambda level: level.kind)
+@pytest.mark.parametrize("position", [RoPE(), ALiBi(), T5Bias(), TransformerXL()], ids=lambda level: level.kind)
 def test_gradients_are_finite_and_reach_every_parameter(position: Position, qk_norm: NoQKNorm | QKNorm) -> None:
     for level in AXES["attention"].levels().values():
         impossible = (level is Linear and position.biases_logits) or (level is Latent and qk_norm == QKNorm())

@@ -707,12 +707,21 @@ def test_linear_attention_divides_by_no_zero() -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-def test_linear_attention_sums_in_full_precision(causal: bool) -> None:
-    # A bf16 sum of more than 256 tokens stops counting them.
-    module, x = module_of(Linear(), replace(PARTS, output_projection=NoProjection())), torch.randn(1, 700, 16)
+def test_linear_attention_sums_in_full_precision(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A bf16 sum stops counting after 256 terms of a size.
+    module, calls = module_of(Linear()), []
+    product = module._product
+
+    def spy(*inputs: Any) -> tuple[Tensor, Tensor]:
+        calls.append((inputs, made := product(*inputs)))
+        return made
+
+    monkeypatch.setattr(module, "_product", spy)
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = module(x, places(700), causal=causal)
-    torch.testing.assert_close(mixed.float(), module(x, places(700), causal=causal), atol=0.02, rtol=0.02)
+        module(torch.randn(1, 100, 16), places(100), causal=causal)
+    for inputs, made in calls:
+        torch.testing.assert_close(made, product(*inputs), atol=0, rtol=0)
+    assert len(calls) == 2
 
 
 def test_linear_attention_does_not_approximate_a_softmax() -> None:
