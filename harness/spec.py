@@ -19,7 +19,7 @@ from harness.components.embedding import EmbeddingScale, OutputHead, UnitEmbeddi
 from harness.components.feedforward import FeedForward, ReLU
 from harness.components.init import Initialisation
 from harness.components.kernel import Fastest, Kernel
-from harness.components.norm import BatchNorm, LayerNorm, Norm, NormPlacement, PostNorm
+from harness.components.norm import LayerNorm, Norm, NormPlacement, PostNorm
 from harness.components.output_projection import OutputProjection, Projection
 from harness.components.position import Position, Sinusoidal
 from harness.components.qk_norm import NoQKNorm, QueryKeyNorm
@@ -277,10 +277,6 @@ class RunSpec(Spec):
             raise ValueError(
                 f"model.position = {self.model.position.kind} takes {limit} tokens, the longest training sequence has "
                 f"{length}; raise {self.model.position.limited_by} to {length} or more, or shorten task.lengths.train"
-            )
-        if self.train.recompute and isinstance(self.model.norm, BatchNorm):
-            raise ValueError(
-                "train.recompute = True: model.norm = BatchNorm would count every batch twice; use recompute = False"
             )
         self.train.kernel.check_model(self.model.flash_obstacle(self.device))
         return self

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.components.cache import FullCache, LayerCache, MemoryCache, StateCache, TokenCache, WindowCache
-from harness.components.linear import InputProjection
+from harness.components.linear import InputProjection, without_autocast
 from harness.components.norm import RMSNormalisation
 from harness.components.output_projection import OutputProjection
 from harness.components.position import Position, Relation
@@ -522,16 +522,18 @@ class MultiHeadAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         heads = Heads(query, key, value, raw, relation, numbers, causal, real, dropout)
         if trace is not None:
-            trace.keep(
-                "cross_attention" if memory is not None or isinstance(cache, MemoryCache) else "attention",
-                self.pattern.weights(heads),
-            )
+            trace.keep(trace_name(memory, cache), self.pattern.weights(heads))
         return self.output(joined(self.pattern.mix(heads)))
 
     def _read(self, source: Tensor | None) -> tuple[Tensor, Tensor]:
         assert source is not None
         key, value = split(self.key(source), self.groups), split(self.value(source), self.groups)
         return self.key_norm(key), value
+
+
+def trace_name(memory: Tensor | None, cache: LayerCache | None) -> str:
+    """What the weights of a pass are kept as."""
+    return "attention" if memory is None and not isinstance(cache, MemoryCache) else "cross_attention"
 
 
 def split(x: Tensor, heads: int) -> Tensor:
@@ -551,7 +553,8 @@ class LatentAttention(nn.Module):
         super().__init__()
         shape = parts.shape
         width = shape.num_heads * shape.d_head
-        self.num_heads, self.d_head, self.d_rope, self.dropout = shape.num_heads, shape.d_head, d_rope, parts.dropout
+        self.num_heads, self.d_head, self.dropout = shape.num_heads, shape.d_head, parts.dropout
+        self.d_latent, self.d_rope = d_latent, d_rope
         self.query = InputProjection(shape.d_model, shape.num_heads * (shape.d_head + d_rope), bias=False)
         self.latent = InputProjection(shape.d_model, d_latent, bias=False)
         self.latent_norm = RMSNormalisation(d_latent, eps=1e-5)
@@ -580,28 +583,26 @@ class LatentAttention(nn.Module):
         """As `MultiHeadAttention`."""
         content, place = self.scale(split(self.query(x), self.num_heads)).split([self.d_head, self.d_rope], dim=-1)
         if isinstance(cache, MemoryCache):
-            turned, (latent, shared) = place, cache.once(lambda: self._read(memory))
+            turned, (held,) = place, cache.once(lambda: (torch.cat(self._read(memory), dim=-1),))
         else:
             latent, shared = self._read(x if memory is None else memory)
             turned, shared = relation.encode(place, shared)
-        numbers = torch.arange(latent.shape[2], device=x.device)
+            held = torch.cat([latent, shared], dim=-1)
+        numbers = torch.arange(held.shape[2], device=x.device)
         if isinstance(cache, TokenCache):
-            (latent, shared), numbers = cache.extend(latent, shared)
-        absorbed = latent.shape[2] > x.shape[1]  # few queries, many keys: it is cheaper not to make the keys
-        key, value = (latent, latent) if absorbed else self._up(latent)
+            (held,), numbers = cache.extend(held)
+        absorbed = held.shape[2] > x.shape[1]  # few queries, many keys: it is cheaper not to make the keys
         if absorbed:
-            content = content @ self._per_head(self.key_up)
+            content, key, value = content @ self._per_head(self.key_up), held, held
+        else:
+            key, value = self._up(held)
         query = torch.cat([content, turned], dim=-1)
-        key = torch.cat([key, shared.expand(-1, key.shape[1], -1, -1)], dim=-1)
         heads = Heads(query, key, value, place, relation, numbers, causal, real, self.dropout if self.training else 0.0)
         if trace is not None:
-            trace.keep(
-                "cross_attention" if memory is not None or isinstance(cache, MemoryCache) else "attention",
-                self.pattern.weights(heads),
-            )
+            trace.keep(trace_name(memory, cache), self.pattern.weights(heads))
         mixed = self.pattern.mix(heads)
         if absorbed:
-            mixed = mixed @ self._per_head(self.value_up).transpose(-2, -1)
+            mixed = mixed[..., : self.d_latent] @ self._per_head(self.value_up).mT
         return self.output(joined(mixed))
 
     def _read(self, source: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -609,9 +610,11 @@ class LatentAttention(nn.Module):
         assert source is not None
         return self.latent_norm(self.latent(source))[:, None], self.shared_key(source)[:, None]
 
-    def _up(self, latent: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of all heads, `(B, H, T, d_head)`."""
-        return split(self.key_up(latent[:, 0]), self.num_heads), split(self.value_up(latent[:, 0]), self.num_heads)
+    def _up(self, held: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys `(B, H, T, d_head + d_rope)`, values `(B, H, T, d_head)` from latents and shared keys side by side."""
+        latent, shared = held[:, 0, :, : self.d_latent], held[..., self.d_latent :]
+        key, value = split(self.key_up(latent), self.num_heads), split(self.value_up(latent), self.num_heads)
+        return torch.cat([key, shared.expand(-1, self.num_heads, -1, -1)], dim=-1), value
 
     def _per_head(self, up: nn.Linear) -> Tensor:
         """A way up as `(H, d_head, d_latent)`."""
@@ -661,7 +664,7 @@ class LinearAttention(nn.Module):
         if trace is not None:
             trace.keep("attention", _linear_weights(turned_query, turned_key, query, key, causal=causal))
         sums = cache.sums if isinstance(cache, StateCache) else ()
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             above, state = self._product(turned_query, turned_key, value, causal, sums[0] if sums else None)
             ones = torch.ones_like(value[..., :1])
             below, norm = self._product(query, key, ones, causal, sums[1] if sums else None)
@@ -705,7 +708,7 @@ def running_product(
 
 
 def _linear_weights(turned_query: Tensor, turned_key: Tensor, query: Tensor, key: Tensor, *, causal: bool) -> Tensor:
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query):
         above, below = turned_query.float() @ turned_key.float().mT, query.float() @ key.float().mT
     if causal:
         above, below = above.tril(), below.tril()
@@ -751,7 +754,7 @@ def attention_weights(
     query: Tensor, key: Tensor, bias: Tensor | None = None, *, causal: bool, visible: Tensor | None = None
 ) -> Tensor:
     """softmax(QKᵀ + bias), `(B, H, T, K)` in fp32, for queries already scaled: what the fused kernel never stores."""
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query):
         shared = key.float().repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         logits = query.float() @ shared.transpose(-2, -1)
     if bias is not None:

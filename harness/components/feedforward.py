@@ -2,7 +2,6 @@
 
 import math
 from abc import abstractmethod
-from contextlib import nullcontext
 from typing import Annotated, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.components.linear import ResidualOutput
+from harness.components.linear import ResidualOutput, without_autocast
 from harness.schema import Changes, Level, UserError
 
 
@@ -173,7 +172,7 @@ class MixtureOfExperts(nn.Module):
         """The router's logits `(B, T, E)` in fp32."""
         if self.training and self.spec.jitter:
             x = x * torch.empty_like(x).uniform_(1 - self.spec.jitter, 1 + self.spec.jitter)
-        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             return functional.linear(x.float(), self.router.weight.float())
 
     def _within_capacity(self, chosen: Tensor, asked: Tensor) -> Tensor:
