@@ -142,6 +142,7 @@ class Journal(pl.Callback):
             "train/exact_match": self.exact_match.item() / self.steps,
             "train/learning_rate": module.learning_rate,
             "train/gradient_norm": norm,
+            **_router_points(module),
         }
 
     def _monitor(self, module: TransformerModule) -> dict[str, float]:
@@ -179,6 +180,19 @@ class Journal(pl.Callback):
         with partial.open("wb") as opened:
             np.savez_compressed(opened, weights=weights, labels=labels)
         partial.replace(file)
+
+
+def _router_points(module: TransformerModule) -> dict[str, float]:
+    """What the routers did at the last step, mean over the mixtures of experts; nothing without any."""
+    if not module.routing:
+        return {}
+    found = {
+        "router/loss": [routing.loss for routing in module.routing],
+        "router/entropy": [routing.entropy for routing in module.routing],
+        "router/max_violation": [routing.max_violation for routing in module.routing],
+        "router/dropped": [routing.dropped for routing in module.routing],
+    }
+    return {name: torch.stack(values).mean().item() for name, values in found.items()}
 
 
 @contextmanager

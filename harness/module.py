@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harness.components.feedforward import Routing
 from harness.evaluate import whole
 from harness.seeding import seed_global
 from harness.spec import RunSpec
@@ -34,8 +35,8 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 class TransformerModule(pl.LightningModule):
     """Trains the model of a RunSpec. A step's batch comes from (seed, step), so a loader has no state to save.
 
-    After each step `loss`, `exact_match`, `gradient_norm` (detached scalars), `learning_rate` and `shape` (B, T, S)
-    tell of it.
+    After each step `loss`, `exact_match`, `gradient_norm` (detached scalars), `learning_rate`, `routing` (a mixture
+    of experts each) and `shape` (B, T, S) tell of it.
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -47,7 +48,7 @@ class TransformerModule(pl.LightningModule):
         self.clipped: list[nn.Parameter] = []
         self.shape = (0, 0, 0)
         self.experts = self.model.experts()
-        self.loads: list[Tensor] = []
+        self.routing: list[Routing] = []
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Lightning notes each hook it calls, fifty times a step; nn.Module's own way would cost 1 % of the step."""
@@ -84,13 +85,13 @@ class TransformerModule(pl.LightningModule):
         )
         right = output.logits.detach().argmax(-1) == batch.targets
         self.exact_match = whole(right, batch.targets != IGNORED).float().mean()
-        self.loads = [routing.load for routing in output.routing]
+        self.routing = [Routing(*(part.detach() for part in routing)) for routing in output.routing]
         return loss + output.auxiliary_loss
 
     def on_after_backward(self) -> None:
         """Balance the experts: not earlier, as a recomputed forward pass must choose as the first one did."""
-        for experts, load in zip(self.experts, self.loads, strict=True):
-            experts.rebalance(load)
+        for experts, routing in zip(self.experts, self.routing, strict=True):
+            experts.rebalance(routing.load)
 
     def batch(self, step: int) -> Batch:
         """The training batch of a step."""

@@ -102,6 +102,26 @@ def test_only_the_answers_logits_have_a_gradient() -> None:
     assert (logits.grad[asked].abs().sum(-1) > 0).all()
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_label_smoothing_spreads_its_share_over_all_words(smoothing: float) -> None:
+    # CLAIMS D04
+    logits, targets = torch.randn(2, 3, 7, dtype=torch.float64), torch.randint(7, (2, 3))
+    wanted = torch.full((2, 3, 7), smoothing / 7, dtype=torch.float64)
+    wanted.scatter_add_(-1, targets[..., None], torch.full((2, 3, 1), 1 - smoothing, dtype=torch.float64))
+    by_hand = -(wanted * logits.log_softmax(-1)).sum(-1).mean()
+    torch.testing.assert_close(answer_loss(logits, targets, smoothing).double(), by_hand, atol=1e-6, rtol=1e-6)
+
+
+def test_label_smoothing_has_a_floor_that_no_certainty_reaches() -> None:
+    # CLAIMS D04: certainty costs; the best logits put 1 − ε + ε/V on the answer.
+    targets, smoothing, words = torch.zeros(1, 1, dtype=torch.int64), 0.1, 8
+    best = torch.full((words,), smoothing / words)
+    best[0] += 1 - smoothing
+    sure = torch.tensor([[[30.0] + [0.0] * (words - 1)]])
+    assert answer_loss(sure, targets, smoothing) > 2 * answer_loss(best.log()[None, None], targets, smoothing)
+    assert answer_loss(sure, targets) < answer_loss(best.log()[None, None], targets)
+
+
 def test_the_loss_is_computed_in_full_precision() -> None:
     logits, targets = torch.randn(4, 6, 8) * 5, torch.randint(8, (4, 6))
     low = logits.bfloat16()

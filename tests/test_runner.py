@@ -1,6 +1,7 @@
 """Runs as pure functions of their specs: interrupted, killed or left alone, the bits are the same."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -15,10 +16,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from harness.components.feedforward import FeedForward, ReLU
+from harness.components.feedforward import FeedForward, MoE, ReLU
 from harness.components.kernel import Flash, Math
 from harness.components.position import Learned, NoPE, RoPE, T5Bias
-from harness.record import RunRecord
+from harness.record import RunRecord, read_curves
 from harness.runner import Interrupted, Progress, run
 from harness.schema import UserError
 from harness.spec import Constant, ModelSpec, RunSpec, TrainSpec
@@ -265,6 +266,20 @@ def test_asking_for_flash_where_it_cannot_run_is_an_error_with_the_reason() -> N
     with pytest.raises(ValidationError, match=r"train.kernel = Flash cannot run: T5Bias adds a trained"):
         tiny(model={"position": T5Bias()}, kernel=Flash())
     assert run(tiny(steps=2, kernel=Flash())).ledger["attention_backend"] == "flash"
+
+
+def test_a_mixture_of_experts_tells_of_its_router_in_the_curves(tmp_path: Path) -> None:
+    experts = MoE(expert=ReLU(d_ff=8), num_experts=4, top_k=1, capacity=0.5, balance=0.1)
+    run(tiny(steps=20, model={"feedforward": experts}), directory=tmp_path / "sparse")
+    run(tiny(steps=20), directory=tmp_path / "dense")
+    names = {"router/loss", "router/entropy", "router/max_violation", "router/dropped"}
+    for line in read_curves(tmp_path / "sparse" / "curves.jsonl"):
+        assert names <= set(line)
+        assert 0 < line["router/entropy"] <= math.log(4) + 1e-6
+        assert 0 <= line["router/max_violation"] <= 3
+        assert 0 < line["router/dropped"] < 1
+        assert line["router/loss"] >= 0.1
+    assert not names & set().union(*read_curves(tmp_path / "dense" / "curves.jsonl"))
 
 
 def test_the_math_kernel_trains_the_same_model() -> None:

@@ -13,7 +13,18 @@ from torch import Tensor
 from harness.components.position import ALiBi, Learned, RoPE
 from harness.module import answer_loss
 from harness.schema import explain
-from harness.spec import Constant, Finite, Fresh, ModelSpec, Padded, RunSpec, TrainSpec, WarmupCosine
+from harness.spec import (
+    Constant,
+    Finite,
+    Fresh,
+    InverseSquareRoot,
+    ModelSpec,
+    Noam,
+    Padded,
+    RunSpec,
+    TrainSpec,
+    WarmupCosine,
+)
 from harness.transformer import build_model
 from tasks import Batch, Copy, Lengths, Reverse
 from tasks.task import IGNORED
@@ -53,6 +64,29 @@ def test_warmup_cosine_rises_to_one_then_falls_to_its_floor() -> None:
     assert factors[10:] == sorted(factors[10:], reverse=True)
     assert factors[-1] == pytest.approx(0.2)
     assert factors[54] == pytest.approx(0.6, abs=0.02)  # half-way down
+
+
+@given(st.sampled_from([64, 512, 1024]), st.integers(1, 10_000), st.integers(0, 100_000))
+def test_noam_is_the_papers_formula(d_model: int, warmup: int, step: int) -> None:
+    # CLAIMS D05: d^−½ · min(s^−½, s · w^−1.5), steps counted from 1.
+    s = step + 1
+    found = Noam(warmup_steps=warmup).factor(step, 10, d_model)
+    assert found == pytest.approx(1 / math.sqrt(d_model) * (s / warmup / math.sqrt(warmup) if s < warmup else s**-0.5))
+
+
+def test_noam_peaks_at_the_end_of_its_warm_up() -> None:
+    # CLAIMS D05: warm-up 4 000 at d_model 512 peaks at 7e-4.
+    factors = [Noam().factor(step, 10_000, 512) for step in range(10_000)]
+    assert max(range(10_000), key=factors.__getitem__) == 3999
+    assert factors[3999] == pytest.approx(6.99e-4, abs=1e-6)
+
+
+def test_the_inverse_square_root_is_noams_shape_with_its_peak_at_one() -> None:
+    schedule, noam = InverseSquareRoot(warmup=0.1), Noam(warmup_steps=20)
+    factors = [schedule.factor(step, 200, 64) for step in range(200)]
+    peak = noam.factor(19, 200, 64)
+    assert factors == pytest.approx([noam.factor(step, 200, 64) / peak for step in range(200)])
+    assert max(factors) == factors[19] == 1
 
 
 def test_a_schedule_never_stands_still_at_zero_from_the_first_step() -> None:

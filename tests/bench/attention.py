@@ -144,6 +144,11 @@ def in_a_process(*arguments: object) -> list[float]:
     return found
 
 
+def short(name: str) -> str:
+    """A commit as people write it, dirty or not."""
+    return name[:7] + "-dirty" * name.endswith("-dirty")
+
+
 def exponent(lengths: list[int], values: list[float]) -> float:
     """The slope of log value over log length, least squares over the three longest."""
     x, y = [math.log(n) for n in lengths[-3:]], [math.log(max(v, 1e-9)) for v in values[-3:]]
@@ -175,7 +180,7 @@ def page(growth: Growth, decoding: Decoding, ratio: float) -> str:
     lines = [
         "# Attention: time, memory, decoding",
         "",
-        f"`make bench-attention` at {commit()[:7]} on {cpu_name()}, torch {torch.__version__}, one thread, fp32.",
+        f"`make bench-attention` at {short(commit())} on {cpu_name()}, torch {torch.__version__}, one thread, fp32.",
         "One layer, d_model 64, 2 heads, one sequence, forward and backward; windows of 128.",
         "Exponents are fitted to the three longest lengths.",
         "",
@@ -201,29 +206,33 @@ def page(growth: Growth, decoding: Decoding, ratio: float) -> str:
         lines.append(f"| {name} | {times} | {found[-1][1] / MIB:.4g} |")
     lines += [
         "",
-        f"Greedy decoding of 1,024 tokens with a cache: {ratio:.1f} × as fast as without (2 layers, d_model 64).",
+        f"Greedy decoding of 1,024 tokens with a cache: {ratio:.1f} × as fast as without (4 layers, d_model 256).",
     ]
     return "\n".join([*lines, "", "![Time and memory against length](growth.png)", ""])
 
 
 def draw(growth: Growth, decoding: Decoding) -> None:
     """Time and peak memory against length, and time a token against the cache, on logarithmic axes."""
+    import seaborn
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 4.2), layout="constrained")
+    figure = Figure(figsize=(12, 4.6), layout="constrained")
     axes = figure.subplots(1, 3)
-    marks = "osv^D<>PX*"
-    for mark, (name, (lengths, seconds, peaks)) in zip(marks, growth.items(), strict=True):
-        axes[0].plot(lengths, seconds, marker=mark, ms=4, lw=1.2, label=name)
-        axes[1].plot(lengths, [p / MIB for p in peaks], marker=mark, ms=4, lw=1.2, label=name)
-    for mark, (name, found) in zip(marks, decoding.items(), strict=False):
-        axes[2].plot(CACHED, [ms for ms, _ in found], marker=mark, ms=4, lw=1.2, label=name)
+    colours, marks = seaborn.color_palette("colorblind", len(growth)), "osv^D<>PX*"
+    for (name, (lengths, seconds, peaks)), colour, mark in zip(growth.items(), colours, marks, strict=True):
+        line = {"marker": mark, "ms": 5, "lw": 1.2, "color": colour}
+        axes[0].plot(lengths, seconds, label=name, **line)
+        axes[1].plot(lengths, [p / MIB for p in peaks], **line)
+    for (name, found), colour, mark in zip(decoding.items(), colours, marks, strict=False):
+        axes[2].plot(CACHED, [ms for ms, _ in found], label=name, marker=mark, ms=5, lw=1.2, color=colour)
     titles = ("forward and backward, seconds", "peak memory, MiB", "milliseconds a decoded token")
     for axis, title, label in zip(axes, titles, ("tokens", "tokens", "cached tokens"), strict=True):
-        axis.set(xscale="log", yscale="log", title=title, xlabel=label)
+        axis.set(yscale="log", title=title, xlabel=label)
         axis.set_xscale("log", base=2)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=7, frameon=False)
+    axes[2].legend(fontsize=8, frameon=False)
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower left", ncols=5, fontsize=8, frameon=False)
     for kind in ("png", "svg"):
         figure.savefig(OUT / f"growth.{kind}", dpi=130)
 
