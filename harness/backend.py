@@ -8,16 +8,16 @@ from harness.transformer import Transformer
 
 
 def attention_backend(spec: RunSpec, model: Transformer) -> tuple[str, str]:
-    """The backend (flash, efficient, cudnn, flex, math) that the first training batch runs on, and the reason."""
+    """The slowest backend (flash … math, none) that the first training batch runs on, and why no faster one."""
     batch = spec.training_batch(0, torch.device(spec.device))
     with spec.autocast(), spec.train.kernel.context():
         backend = backend_of(lambda: model(*batch.reading))
-    if obstacle := spec.model.flash_obstacle(spec.device):
+    if obstacle := spec.flash_obstacle():
         return backend, obstacle
     if backend == "flash":
-        return backend, "no mask but the causal one, no bias matrix"
-    if batch.real is not None and not spec.model.architecture.is_causal():
-        return backend, "padding is masked, which flash does not take"
+        return backend, "every call of attention runs on it"
     if spec.train.kernel != Fastest():
         return backend, f"train.kernel = {spec.train.kernel.kind}"
+    if backend == "cudnn":
+        return backend, "torch prefers cuDNN's fused kernel here"
     return backend, "torch found no flash kernel for these shapes, type and device"

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from harness.cost import (
     BACKWARD,
     active_parameters,
+    all_score_elements,
     cache_elements,
     decoding_flops,
     empty_model,
@@ -229,16 +230,15 @@ def cost_document(name: str, spec: ModelSpec, vocab_size: int, lengths: list[int
 def _cost_at(spec: ModelSpec, vocab_size: int, length: int, size: int) -> dict[str, Any]:
     encoded = spec.architecture.has_encoder()
     forward = forward_flops(spec, vocab_size, length, length if encoded else 0)
-    scores, cache = score_elements(spec, length) * size, cache_elements(spec, length) * size
-    layers = spec.num_layers * (3 if encoded else 1)  # the encoder's, the decoder's, and those between both
+    cache = cache_elements(spec, length) * size
     return {
         "length": length,
         "forward_flops": forward,
         "training_flops": forward * (1 + BACKWARD),
         "decoding_flops": decoding_flops(spec, vocab_size, length) if spec.architecture.is_causal() else None,
         "score_elements_a_head": score_elements(spec, length),
-        "score_bytes_a_head": scores,
-        "score_bytes": scores * spec.num_heads * layers,
+        "score_bytes_a_head": score_elements(spec, length) * size,
+        "score_bytes": all_score_elements(spec, length) * size,
         "cache_bytes_a_layer": cache,
         "cache_bytes": cache * spec.num_layers,
     }

@@ -305,7 +305,9 @@ def cost(options: "Namespace") -> Answer:
         from harness.catalogue import cost_document, model_named
 
     name, spec, vocab_size = model_named(options.model, options.vocab)
-    found = cost_document(name, spec, vocab_size, sorted(set(options.length or (512, 2048, 8192))), options.number)
+    limit = spec.position.limit()
+    lengths = options.length or [n for n in (512, 2048, 8192) if limit is None or n <= limit] or [limit]
+    found = cost_document(name, spec, vocab_size, sorted(set(lengths)), options.number)
     return Answer(found, lambda: _show_cost(found))
 
 

@@ -88,7 +88,16 @@ def score_elements(spec: ModelSpec, tokens: int) -> int:
     """Numbers in the score matrices of one head and layer over one sequence: T² for full attention. Flash computes
     them in tiles and stores none.
     """
-    return tokens * spec.attention.seen_keys(tokens)
+    return tokens * spec.attention.seen_keys(tokens, causal=spec.architecture.is_causal())
+
+
+def all_score_elements(spec: ModelSpec, tokens: int) -> int:
+    """The same over all heads and layers, with an encoder those of its own and of the attention to its output."""
+    keys = spec.attention.seen_keys(tokens, causal=spec.architecture.is_causal())
+    if spec.architecture.has_encoder():
+        keys += spec.attention.seen_keys(tokens, causal=False)
+        keys += spec.attention.across().seen_keys(tokens, causal=False)
+    return tokens * keys * spec.num_heads * spec.num_layers
 
 
 def cache_elements(spec: ModelSpec, tokens: int) -> int:

@@ -85,10 +85,15 @@ def greedy_agreement(model: Model, spec: RunSpec) -> float:
         return float("nan")
     length = spec.task.lengths.train[1]
     batch = spec.batch("eval", 0, GREEDY_SAMPLES, length, torch.device(spec.device))
+    agreed = [_agrees(model, part) for part in (batch.unpadded() if spec.task.ragged else [batch])]
+    return torch.cat(agreed).double().mean().item()
+
+
+def _agrees(model: Model, batch: Batch) -> Tensor:
+    """`(B,)`: whether decoding a batch without padding comes to the same as teacher forcing."""
     asked = batch.targets != IGNORED
     forced = whole(model(*batch.reading).argmax(-1) == batch.targets, asked)
     first = int(asked[0].int().argmax())
     prompt, count, cached = batch.inputs[:, : first + 1], batch.inputs.shape[1] - first, isinstance(model, Transformer)
     decoded = greedy(model, prompt, count, source=batch.source, cached=cached)
-    found = whole(decoded == batch.targets[:, first:], asked[:, first:])
-    return (found == forced).double().mean().item()
+    return whole(decoded == batch.targets[:, first:], asked[:, first:]) == forced

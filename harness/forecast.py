@@ -134,17 +134,18 @@ def training_cost(spec: RunSpec) -> tuple[int, float]:
         sequences[length, source] += count
     share = steps / len(drawn)
     tokens = sum((length + source) * count for (length, source), count in sequences.items())
-    costs = np.polyval(_quadratic(spec, sorted(sequences)), [length for length, _ in sequences])
+    costs = np.polyval(_quadratic(spec, sorted(sequences, key=sum)), list(map(sum, sequences)))
     return round(tokens * share), float(np.round(costs @ list(sequences.values()) * share))
 
 
 def _quadratic(spec: RunSpec, lengths: list[tuple[int, int]]) -> np.ndarray:
-    """Operations to train on one sequence, as a polynomial in its length: three lengths tell all about linear maps and
-    T×T attention (and nearly all about blocks of a window), and counting at every length would take seconds.
+    """Operations to train on one sequence, as a polynomial in its length and its source's together: three lengths
+    tell all about linear maps and T×T attention (and nearly all about blocks of a window), and counting at every
+    length would take seconds.
     """
-    known = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
-    costs = [training_flops(spec, [(length, 1)]) for length in known]
-    return np.polyfit([length for length, _ in known], costs, len(known) - 1)
+    known = {sum(length): length for length in (lengths[0], lengths[len(lengths) // 2], lengths[-1])}
+    costs = [training_flops(spec, [(length, 1)]) for length in known.values()]
+    return np.polyfit(list(known), costs, len(known) - 1)
 
 
 def _records(folder: Path) -> tuple[dict[str, RunRecord], list[str]]:
@@ -182,7 +183,7 @@ class _Speeds:
         self._own: dict[str, list[float]] = defaultdict(list)
         self._per_flop: dict[str, list[float]] = defaultdict(list)
         for record in records:
-            if record.status == "finished":
+            if record.status == "finished" and {"wall_seconds", "flops"} <= record.ledger.keys():
                 seconds = max(float(record.ledger["wall_seconds"]), record.ended - record.started)
                 self._own[_without_seed(record.spec)].append(seconds)
                 self._per_flop[record.spec["device"]].append(seconds / float(record.ledger["flops"]))

@@ -161,7 +161,7 @@ class Journal(pl.Callback):
             trainer.save_checkpoint(partial)
             partial.replace(target)
             self.saved = time.perf_counter()
-        if stop:
+        if stop and step < self.spec.train.steps:  # a run that has come to its end is evaluated
             raise Interrupted(step)
 
     def _snapshot(self, module: TransformerModule, step: int) -> None:

@@ -76,13 +76,10 @@ class TransformerModule(pl.LightningModule):
         """The loss of this step's batch; what draws from the global generator sees it seeded from (seed, step)."""
         seed_global(self.spec.seed, "step", self.global_step)
         batch = self.batch(self.global_step)
-        with self.spec.train.kernel.context():
-            output = self.model.outputs(*batch.reading, recompute=self.spec.train.recompute)
-        loss = answer_loss(output.logits, batch.targets, self.spec.train.label_smoothing)
-        self.loss, self.shape = (
-            loss.detach(),
-            (*batch.inputs.shape, 0 if batch.source is None else batch.source.shape[1]),
-        )
+        train = self.spec.train
+        output = self.model.outputs(*batch.reading, recompute=train.recompute, kernel=train.kernel.context)
+        loss = answer_loss(output.logits, batch.targets, train.label_smoothing)
+        self.loss, self.shape = loss.detach(), batch.shape
         right = output.logits.detach().argmax(-1) == batch.targets
         self.exact_match = whole(right, batch.targets != IGNORED).float().mean()
         self.routing = [Routing(*(part.detach() for part in routing)) for routing in output.routing]

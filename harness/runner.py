@@ -23,7 +23,9 @@ from harness.machine import environment, peak_memory, reset_peak_memory
 from harness.module import TransformerModule, answer_loss
 from harness.record import RunRecord, Score, Status, mean_score, read_curves, set_aside, write_atomically
 from harness.schema import UserError
+from harness.seeding import seed_global
 from harness.spec import RunSpec
+from harness.transformer import buffers_kept
 
 __all__ = ["Interrupted", "Progress", "run"]
 
@@ -124,8 +126,10 @@ class _Attempt:
     def _observe(self, module: TransformerModule) -> None:
         """What can be known before training."""
         reset_peak_memory()
-        self.initial_loss = initial_loss(module)
-        backend, reason = attention_backend(self.spec, module.model)
+        seed_global(self.spec.seed, "observe")
+        with buffers_kept(module.model):
+            self.initial_loss = initial_loss(module)
+            backend, reason = attention_backend(self.spec, module.model)
         self.spec.train.kernel.check(backend, reason)
         self.ledger |= {"attention_backend": backend, "attention_reason": reason}
         self.ledger["parameters"] = parameters(module.model)

@@ -31,6 +31,8 @@ from harness.schema import Changes, Level, Spec, fingerprint
 from harness.seeding import stable_hash
 from tasks.task import Batch, Task, padded
 
+WIDEST = 256  # dimensions of a head that CUDA's flash kernels take
+
 
 class ModelSpec(Spec):
     """The component matrix of a Transformer; the defaults are the original's levels at a small size, decoder only.
@@ -92,11 +94,15 @@ class ModelSpec(Spec):
 
     def flash_obstacle(self, device: str) -> str:
         """Why flash attention cannot run somewhere in a model of this spec; empty where it can."""
-        positions = [self.position.flash_obstacle(causal=self.architecture.is_causal())]
+        found = [self.attention.flash_obstacle(device)]
+        found.append(self.position.flash_obstacle(device, causal=self.architecture.is_causal()))
         if self.architecture.has_encoder():
-            positions.append(self.position.flash_obstacle(causal=False))
-        dropout = "the CPU has no flash kernel with dropout" if self.attention_dropout and device == "cpu" else ""
-        return next(filter(None, [self.attention.flash_obstacle(), *positions, dropout]), "")
+            found.append(self.position.flash_obstacle(device, causal=False))
+        if self.attention_dropout and device == "cpu":
+            found.append("the CPU has no flash kernel with dropout")
+        if device == "cuda" and (width := self.attention.query_width(self.shape)) > WIDEST:
+            found.append(f"queries of {width} dimensions are wider than the {WIDEST} that flash takes")
+        return next(filter(None, found), "")
 
 
 class Schedule(Level):
@@ -278,8 +284,29 @@ class RunSpec(Spec):
                 f"model.position = {self.model.position.kind} takes {limit} tokens, the longest training sequence has "
                 f"{length}; raise {self.model.position.limited_by} to {length} or more, or shorten task.lengths.train"
             )
-        self.train.kernel.check_model(self.model.flash_obstacle(self.device))
+        if self.is_padded and not self.is_causal and self.model.attention.draws_keys:
+            raise ValueError(
+                f"model.attention = {self.model.attention.kind} would draw keys among the padding of an encoder; use "
+                f"train.sampling = Fresh() with a task of one length a batch, or Longformer()"
+            )
+        self.train.kernel.check_model(self.flash_obstacle())
         return self
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether batches hold padding."""
+        return self.task.ragged or isinstance(self.train.sampling, Padded)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether every stack sees only tokens that do not lie ahead."""
+        return self.model.architecture.is_causal() and not self.model.architecture.has_encoder()
+
+    def flash_obstacle(self) -> str:
+        """Why flash attention cannot run somewhere in this run; empty where it can."""
+        masked = self.device == "cuda" and self.is_padded and not self.is_causal
+        padding = "padding is masked, which flash does not take" if masked else ""
+        return self.model.flash_obstacle(self.device) or padding
 
     def _check_layout(self) -> None:
         """An encoder reads the answer off where the source stands."""
@@ -289,7 +316,7 @@ class RunSpec(Spec):
             if (asked := self.task.answer_length(length)) != length:
                 raise ValueError(
                     f"model.architecture = {self.model.architecture.kind} predicts in place, {self.task.kind} answers "
-                    f"{length} tokens with {asked}; use DecoderOnly() or EncoderDecoder()"
+                    f"length {length} with {asked or 'any number of'} tokens; use DecoderOnly() or EncoderDecoder()"
                 )
 
     @property

@@ -5,11 +5,11 @@ keys, H heads, G groups of keys, V words in the vocabulary, d_model the width of
 head, d_ff the width inside the feed-forward sublayer, E experts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for the tokens read, those of an encoder's source left out."""
+        """Bytes held for tokens, room for later ones included, those of an encoder's source left out."""
         return sum(block.own.nbytes for block in self.blocks)
 
 
@@ -148,7 +148,12 @@ class Stack(nn.Module):
         self.dropout = nn.Dropout(spec.embedding_dropout) if spec.embedding_dropout else nn.Identity()
 
     def read(
-        self, embeddings: Tensor, reading: Reading, cache: Cache | None = None, *, recompute: bool = False
+        self,
+        embeddings: Tensor,
+        reading: Reading,
+        cache: Cache | None = None,
+        *,
+        recompute: Callable[[], AbstractContextManager[Any]] | None = None,
     ) -> tuple[Tensor, list[Routing]]:
         """What the blocks make of embeddings, and what their routers did; `recompute` keeps only each block's input
         for the backward pass. Raises `UnsupportedLength` where the positions cannot take so many tokens.
@@ -162,8 +167,8 @@ class Stack(nn.Module):
         for layer, block in enumerate(self.blocks):
             own = self.position.in_layer(relation, layer)
             kept = cache.blocks[layer] if cache else None
-            if recompute and self.training:
-                passes = partial(_two_passes, block)
+            if recompute is not None and self.training:
+                passes = partial(_two_passes, block, recompute)
                 x, routing = checkpoint(block, x, own, reading, kept, use_reentrant=False, context_fn=passes)
             else:
                 x, routing = block(x, own, reading, kept)
@@ -174,13 +179,24 @@ class Stack(nn.Module):
         return x if self.final_norm is None else self.final_norm(x, reading.real), routings
 
 
-def _two_passes(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Around a block's two passes over the same tokens: the second moves no running moments."""
-    return nullcontext(), _buffers_kept(block)
+def _two_passes(
+    block: nn.Module, kernel: Callable[[], AbstractContextManager[Any]]
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Around a block's two passes over the same tokens: the second takes the kernel of the first, and moves no running
+    moments.
+    """
+    return nullcontext(), _again(block, kernel)
 
 
 @contextmanager
-def _buffers_kept(module: nn.Module) -> Iterator[None]:
+def _again(block: nn.Module, kernel: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    with buffers_kept(block), kernel():
+        yield
+
+
+@contextmanager
+def buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Afterwards a module's buffers (running moments, biases of a choice) are what they were before."""
     before = [buffer.clone() for buffer in module.buffers()]
     try:
         yield
@@ -225,6 +241,7 @@ class Transformer(Stack):
         cache: Cache | None = None,
         trace: Trace | None = None,
         recompute: bool = False,
+        kernel: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Output:
         """One pass over token ids `(B, T)`, with an encoder also over `source` `(B, S)`.
 
@@ -236,19 +253,21 @@ class Transformer(Stack):
             cache: from `cache()`; extended in place.
             trace: where internals are kept.
             recompute: compute blocks twice to save memory (Chen et al. 2016, arXiv:1604.06174).
+            kernel: makes a context in which attention runs on a kernel (`harness.components.kernel`).
 
         Raises:
             UnsupportedLength: the positions cannot take so many tokens.
         """
         memory: Tensor | None = None
         routings: list[Routing] = []
-        if self.encoder is not None and (cache is None or cache.length == 0):
-            assert source is not None, "an encoder-decoder reads a source"
-            memory, routings = self.encoder.read(
-                self.embed(source), Reading(causal=False, real=source_real), recompute=recompute
-            )
-        reading = Reading(self.causal, real, memory, source_real, trace)
-        x, more = self.read(self.embed(tokens), reading, cache, recompute=recompute)
+        again = kernel if recompute else None
+        with kernel():
+            if self.encoder is not None and (cache is None or cache.length == 0):
+                assert source is not None, "an encoder-decoder reads a source"
+                read = Reading(causal=False, real=source_real)
+                memory, routings = self.encoder.read(self.embed(source), read, recompute=again)
+            reading = Reading(self.causal, real, memory, source_real, trace)
+            x, more = self.read(self.embed(tokens), reading, cache, recompute=again)
         logits = functional.linear(x, self.embedding.weight) if self.head is None else self.head(x)
         return Output(logits, routings + more)
 

@@ -15,10 +15,10 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from harness.schema import Changes
-from tasks.task import FIRST_SYMBOL, Task
+from tasks.task import FIRST_SYMBOL, SymbolTask
 
 
-class Addition(Task):
+class Addition(SymbolTask):
     """The answer is the sum, n + 1 digits with leading zeros. `num_symbols` is the base of the numerals."""
 
     num_symbols: Annotated[int, Changes("data"), Ge(2), Le(100)] = 10

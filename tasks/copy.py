@@ -9,10 +9,10 @@ table of absolute positions.
 
 from torch import Tensor
 
-from tasks.task import Task
+from tasks.task import SymbolTask
 
 
-class Copy(Task):
+class Copy(SymbolTask):
     """The answer is the source."""
 
     def answer(self, source: Tensor) -> Tensor:

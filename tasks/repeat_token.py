@@ -10,10 +10,10 @@ stop.
 import torch
 from torch import Tensor
 
-from tasks.task import Task
+from tasks.task import SymbolTask
 
 
-class RepeatToken(Task):
+class RepeatToken(SymbolTask):
     """The answer is the source, which is one symbol again and again."""
 
     def source(self, batch_size: int, length: int, randomness: torch.Generator) -> Tensor:

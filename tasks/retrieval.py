@@ -15,10 +15,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from harness.schema import Changes
-from tasks.task import FIRST_SYMBOL, Task
+from tasks.task import FIRST_SYMBOL, SymbolTask
 
 
-class Pairs(Task):
+class Pairs(SymbolTask):
     """Base of the tasks about pairs: the first half of the symbols are keys, the others values; no key comes twice."""
 
     num_symbols: Annotated[int, Changes("data"), Ge(4)] = 64

@@ -8,10 +8,10 @@ The token to attend to moves back by two with every token written, so no fixed d
 
 from torch import Tensor
 
-from tasks.task import Task
+from tasks.task import SymbolTask
 
 
-class Reverse(Task):
+class Reverse(SymbolTask):
     """The answer is the source read backwards."""
 
     def answer(self, source: Tensor) -> Tensor:

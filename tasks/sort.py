@@ -9,10 +9,10 @@ matter, counting does where symbols repeat. With more symbols than tokens few re
 
 from torch import Tensor
 
-from tasks.task import Task
+from tasks.task import SymbolTask
 
 
-class Sort(Task):
+class Sort(SymbolTask):
     """The answer is the source in rising order of the symbols' numbers."""
 
     def answer(self, source: Tensor) -> Tensor:

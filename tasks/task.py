@@ -59,60 +59,76 @@ class Batch:
         optional = (None if part is None else part[which] for part in parts)
         return Batch(self.inputs[which], self.targets[which], *optional)
 
+    def unpadded(self) -> list["Batch"]:
+        """Each sequence by itself, without padding."""
+        return [self.rows(slice(row, row + 1))._cut() for row in range(len(self.inputs))]
+
+    def _cut(self) -> "Batch":
+        width = None if self.real is None else int(self.real.sum())
+        source_width = None if self.source_real is None else int(self.source_real.sum())
+        source = None if self.source is None else self.source[:, :source_width]
+        return Batch(self.inputs[:, :width], self.targets[:, :width], source)
+
     def split(self, size: int) -> list["Batch"]:
         """The same in batches of `size` sequences at most."""
         return [self.rows(slice(first, first + size)) for first in range(0, len(self.inputs), size)]
 
 
 class Task(Level):
-    """Base of the tasks. Subclass it in any file, give it `answer` and `oracle`, and it works in every command.
-
-    `num_symbols` is the difficulty dial: with fewer symbols more of a sequence looks alike.
+    """Base of the tasks. Subclass `SymbolTask` in any file, give it `answer` and `oracle`, and it works in every
+    command.
     """
 
     lengths: Annotated[Lengths, Changes("data")] = Lengths()
-    num_symbols: Annotated[int, Changes("data"), Ge(2), Le(100_000)] = 16
     train_end_token: Annotated[bool, Changes("loss")] = True
 
     special_tokens: ClassVar[tuple[str, ...]] = ("PAD", "BOS", "SEP", "EOS")
+    ragged: ClassVar[bool] = False  # True: sources and answers of one length differ in tokens, and end in PAD
+
+    @abstractmethod
+    def source(self, batch_size: int, length: int, randomness: torch.Generator) -> Tensor:
+        """Sources `(batch_size, n)` as token ids."""
 
     @abstractmethod
     def answer(self, source: Tensor) -> Tensor:
         """The right answers `(B, m)` to sources `(B, n)`, as token ids."""
 
+    def sample(self, batch_size: int, length: int, randomness: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Sources and their answers."""
+        source = self.source(batch_size, length, randomness)
+        return source, self.answer(source)
+
     @abstractmethod
     def oracle(self, source: list[int]) -> list[int]:
         """The same for one source in plain Python: what `answer` is tested against."""
 
-    def source(self, batch_size: int, length: int, randomness: torch.Generator) -> Tensor:
-        """Sources `(batch_size, length)`: by default every symbol independent and equally likely."""
-        high = FIRST_SYMBOL + self.num_symbols
-        return torch.randint(FIRST_SYMBOL, high, (batch_size, length), generator=randomness, device=randomness.device)
-
+    @abstractmethod
     def space(self, length: int) -> int:
         """How many different sources of a length there are; a small space is seen whole in training."""
-        return int(self.num_symbols**length)
 
     @property
+    @abstractmethod
     def vocab_size(self) -> int:
-        """Special tokens and symbols."""
-        return FIRST_SYMBOL + self.num_symbols
+        """Special tokens and all others."""
+
+    @abstractmethod
+    def label(self, token: int) -> str:
+        """A token's name for people."""
 
     def tokens(self, length: int, layout: Layout = "continue") -> int:
         """Tokens of the longest sequence that a model reads for a source of this length."""
         batch = self.sequences(1, length, torch.Generator().manual_seed(0), layout)
         return max(part.shape[1] for part in (batch.inputs, batch.source) if part is not None)
 
-    def answer_length(self, length: int) -> int:
-        """Tokens of the answer to a source of this length, without the end."""
-        return self.answer(self.source(1, length, torch.Generator().manual_seed(0))).shape[1]
+    def answer_length(self, length: int) -> int | None:
+        """Tokens of the answer to a source of this length, without the end; None where they differ."""
+        return None if self.ragged else self.answer(self.source(1, length, torch.Generator().manual_seed(0))).shape[1]
 
     def sequences(
         self, batch_size: int, length: int, randomness: torch.Generator, layout: Layout = "continue"
     ) -> Batch:
         """A batch of one source length."""
-        source = self.source(batch_size, length, randomness)
-        answer = self.answer(source)
+        source, answer = self.sample(batch_size, length, randomness)
         if layout == "in place":
             return Batch(source, answer.clone())
 
@@ -121,12 +137,16 @@ class Task(Level):
 
         prompt = [column(BOS), source, column(SEP)] if layout == "continue" else [column(BOS)]
         tokens = torch.cat([*prompt, answer, column(EOS)], dim=1)
-        targets = tokens[:, 1:].clone()
-        targets[:, : tokens.shape[1] - answer.shape[1] - 2] = IGNORED
-        if not self.train_end_token:
-            targets[:, -1] = IGNORED
+        asked = torch.zeros_like(tokens, dtype=torch.bool)
+        asked[:, tokens.shape[1] - answer.shape[1] - 1 :] = True
+        asked[:, -1] = self.train_end_token
         read = torch.cat([source, column(EOS)], dim=1) if layout == "translate" else None
-        return Batch(tokens[:, :-1], targets, read)
+        if not self.ragged:
+            return Batch(tokens[:, :-1], torch.where(asked, tokens, IGNORED)[:, 1:], read)
+        (tokens, asked), read = _closed_up(tokens, asked), read if read is None else _closed_up(read)[0]
+        targets = torch.where(asked & (tokens != PAD), tokens, IGNORED)[:, 1:]
+        inputs = tokens[:, :-1]
+        return Batch(inputs, targets, read, inputs != PAD, None if read is None else read != PAD)
 
     def batch(
         self,
@@ -146,9 +166,37 @@ class Task(Level):
         low, high = self.lengths.train
         return low + stable_hash(seed, stream, step, "length") % (high - low + 1)
 
+
+class SymbolTask(Task):
+    """Base of the tasks about symbols without meaning. `num_symbols` is the difficulty dial: with fewer symbols more
+    of a sequence looks alike.
+    """
+
+    num_symbols: Annotated[int, Changes("data"), Ge(2), Le(100_000)] = 16
+
+    def source(self, batch_size: int, length: int, randomness: torch.Generator) -> Tensor:
+        """Sources `(batch_size, length)`: every symbol independent and equally likely."""
+        high = FIRST_SYMBOL + self.num_symbols
+        return torch.randint(FIRST_SYMBOL, high, (batch_size, length), generator=randomness, device=randomness.device)
+
+    def space(self, length: int) -> int:
+        """num_symbols^length."""
+        return int(self.num_symbols**length)
+
+    @property
+    def vocab_size(self) -> int:
+        """Special tokens and symbols."""
+        return FIRST_SYMBOL + self.num_symbols
+
     def label(self, token: int) -> str:
-        """A token's name for people: `SEP`, or the number of its symbol."""
+        """`SEP`, or the number of the symbol."""
         return self.special_tokens[token] if token < FIRST_SYMBOL else str(token - FIRST_SYMBOL)
+
+
+def _closed_up(tokens: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Rows `(B, T)` without the padding between their tokens, which goes to the end; others of the shape likewise."""
+    order = (tokens == PAD).int().argsort(dim=1, stable=True)
+    return tuple(x.gather(1, order) for x in (tokens, *others))
 
 
 def padded(batches: list[Batch]) -> Batch:

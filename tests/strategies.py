@@ -18,7 +18,7 @@ SENSIBLE: dict[str, Strategy] = {  # sizes, and fields that must fit together
     "d_model": st.sampled_from([8, 16, 24]),
     "num_layers": st.integers(1, 2),
     "num_heads": st.sampled_from([1, 2, 4]),
-    "d_head": st.sampled_from([None, None, 4, 6]),
+    "d_head": st.sampled_from([None, None, 3, 4, 5, 6]),
     "d_ff": st.integers(1, 16),
     "max_length": st.integers(64, 512),
     "max_distance": st.integers(64, 512),

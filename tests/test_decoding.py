@@ -61,7 +61,7 @@ POSITIONS = [
     TransformerXL(),
     Randomised(inner=ALiBi(), max_length=40, test_tokens=16),
 ]
-CASES = [(a, p) for a in ATTENTIONS for p in POSITIONS if a.has_logits or not p.biases_logits]
+CASES = [(a, p) for a in ATTENTIONS for p in POSITIONS if a.has_logits or not (p.biases_logits or p.scales_logits)]
 ARCHITECTURES = [DecoderOnly(), EncoderDecoder()]
 
 

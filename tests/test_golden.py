@@ -30,7 +30,7 @@ from harness.schema import Level, Spec, is_foreign
 from harness.seeding import seed_global
 from harness.spec import Constant, ModelSpec, RunSpec, TrainSpec
 from harness.transformer import build_model
-from tasks import Batch, Copy, Lengths, Task
+from tasks import BPE, Batch, Characters, Copy, Lengths, SymbolTask, Translate, Words
 
 FILE = Path(__file__).with_name("golden.json")
 COMMAND = "python tests/test_golden.py"
@@ -90,7 +90,10 @@ def batches(spec: RunSpec) -> list[float]:
 def samples(spec: RunSpec) -> list[float]:
     """Batches of a task in two streams, and its training lengths."""
     task = spec.task
-    drawn = [task.batch(0, stream, step, 2, length, CPU) for stream, step, length in (("train", 3, 4), ("eval", 0, 6))]
+    longest = max(task.lengths.test)
+    drawn = [
+        task.batch(0, stream, step, 2, n, CPU) for stream, step, n in (("train", 3, longest - 2), ("eval", 0, longest))
+    ]
     return numbers(*drawn) + [float(task.training_length(0, "train", step)) for step in range(12)]
 
 
@@ -166,6 +169,10 @@ WHOLES: dict[str, tuple[RunSpec, Callable[[RunSpec], list[float]]]] = {
         .replace("train.schedule", Constant()),
         training,
     ),
+    **{
+        f"translation in {level.kind}": (RUN.replace("task", Translate(tokenisation=level)), samples)
+        for level in (BPE(), Words(), Characters())
+    },
     "evaluation": (RUN, scores),
     "evaluation without the end token": (RUN.replace("task.train_end_token", False), scores),
 }
@@ -177,7 +184,7 @@ def subjects() -> Iterator[tuple[str, RunSpec, Callable[[RunSpec], list[float]]]
         base = next(kind for kind in type(RUN.at(path)).__mro__ if Level in kind.__bases__)
         for level in base.levels().values():
             if not is_foreign(level):
-                made = level(lengths=RUN.task.lengths) if issubclass(level, Task) else level()
+                made = level(lengths=RUN.task.lengths) if issubclass(level, SymbolTask) else level()
                 yield f"{path} = {level.__name__}", RUN.replace(path, made), outputs
     for name, (spec, outputs) in WHOLES.items():
         yield name, spec, outputs

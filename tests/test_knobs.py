@@ -38,6 +38,7 @@ from harness.transformer import Transformer, build_model
 from tasks import Batch, Copy, Lengths, Task
 
 CPU = torch.device("cpu")
+WORDS = 500  # more than any vocabulary here
 CALLS: list[tuple[str, int, int]] = []  # (stream, samples, length) of every batch that a watched task was asked for
 
 
@@ -65,7 +66,7 @@ RUN = RunSpec(
 )
 SMALL: dict[type[Level], Level] = {
     T5Bias: T5Bias(num_buckets=8, max_distance=12),  # logarithmic from distance 4 on
-    YaRN: YaRN(trained_length=8, slow=0.5, fast=2.0),  # a pair of dimensions lies between both
+    YaRN: YaRN(train_factor=2.0, trained_length=8, slow=0.5, fast=2.0),  # a pair of dimensions lies between both
     Randomised: Randomised(max_length=48, test_tokens=24),  # as many as are looked at
     LearnedTemperature: LearnedTemperature(initial=2.0),  # else it starts as the default does
     GroupedQuery: GroupedQuery(num_groups=1),
@@ -113,7 +114,7 @@ def level_bases(field: FieldInfo) -> list[type[Level]]:
 
 def made(level: type[Level]) -> Level:
     if issubclass(level, Task):
-        return WATCHED[level](lengths=LENGTHS)
+        return WATCHED[level](lengths=Lengths(train=(1, 2), test=(3,)) if level.ragged else LENGTHS)
     return SMALL.get(level) or level()
 
 
@@ -252,8 +253,8 @@ def saved_tensors(model: Transformer, batch: Batch, *, recompute: bool) -> int:
 
 def surprise(batch: Batch) -> tuple[bool, float]:
     """Whether the end is asked for, and the loss of logits that know nothing but the place."""
-    places = torch.linspace(0, 1, batch.inputs.shape[1])[:, None] * torch.linspace(-1, 1, 64)
-    loss = answer_loss(places.expand(*batch.inputs.shape, 64), batch.targets)
+    places = torch.linspace(0, 1, batch.inputs.shape[1])[:, None] * torch.linspace(-1, 1, WORDS)
+    loss = answer_loss(places.expand(*batch.inputs.shape, WORDS), batch.targets)
     return bool((batch.targets == 3).any()), float(loss)
 
 

@@ -60,8 +60,11 @@ def subclasses(kind: type) -> Iterator[type]:
 
 
 def with_level(path: str, level: type[Level]) -> RunSpec:
-    fields = {"lengths": LENGTHS} if issubclass(level, Task) else {}
-    return RUN.replaced({**{outer: kind() for outer, kind in AROUND[path].items()}, path: level(**fields)})
+    return RUN.replaced({**{outer: made(kind) for outer, kind in AROUND[path].items()}, path: made(level)})
+
+
+def made(level: type[Level]) -> Level:
+    return level(lengths=LENGTHS) if issubclass(level, Task) else level()
 
 
 def can_be(path: str, level: type[Level]) -> bool:

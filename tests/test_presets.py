@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from harness.cli import main
-from harness.components.attention import GroupedQuery, Latent, MultiHead, SlidingWindow
+from harness.components.architecture import EncoderDecoder, EncoderOnly
+from harness.components.attention import GroupedQuery, Latent, Linear, MultiHead, SlidingWindow
 from harness.components.feedforward import MoE, ReLU, SwiGLU
 from harness.components.norm import PostNorm, PreNorm, RMSNorm
 from harness.components.position import RoPE, Sinusoidal
 from harness.components.shape import Shape
 from harness.cost import (
     active_parameters,
+    all_score_elements,
     cache_elements,
     decoding_flops,
     empty_model,
@@ -127,6 +129,16 @@ def test_score_matrices_of_one_head(tokens: int, elements: int, mebibytes: int) 
     assert score_elements(layer(), tokens) == elements
     assert elements * FP16 == mebibytes * MIB
     assert score_elements(layer(attention=SlidingWindow(window=128)), tokens) == 128 * tokens
+    both_sides = layer(attention=SlidingWindow(window=128), architecture=EncoderOnly())
+    assert score_elements(both_sides, tokens) == 255 * tokens
+
+
+def test_an_encoder_decoder_scores_three_times() -> None:
+    full = layer(architecture=EncoderDecoder(), num_heads=2, num_layers=3)
+    assert all_score_elements(full, 64) == 3 * 64 * 64 * 2 * 3
+    windows = full.replace("attention", SlidingWindow(window=8))  # attention to the encoder's output stays full
+    assert all_score_elements(windows, 64) == 64 * (8 + 15 + 64) * 2 * 3
+    assert all_score_elements(full.replace("attention", Linear()), 64) == 64 * 64 * 2 * 3
 
 
 @pytest.mark.parametrize(("feedforward", "share"), [(ReLU(d_ff=4096), 2 / 3), (SwiGLU(d_ff=4096), 3 / 4)])
@@ -188,6 +200,13 @@ def test_cost_of_a_preset_as_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["lengths"][1]["cache_bytes"] == 2 * GIB
     assert document["lengths"][0]["score_bytes_a_head"] == 8 * MIB
     assert document["lengths"][0]["training_flops"] == 3 * document["lengths"][0]["forward_flops"]
+
+
+@pytest.mark.parametrize("name", ["width-512", "width-1024"])
+def test_without_lengths_those_are_shown_that_the_model_takes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, name, "--json")
+    assert code == 0
+    assert [row["length"] for row in json.loads(out)["lengths"]] == [512]
 
 
 def test_cost_is_shown_in_words_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:

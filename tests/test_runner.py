@@ -16,9 +16,12 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from harness import runner
 from harness.components.feedforward import FeedForward, MoE, ReLU
 from harness.components.kernel import Flash, Math
+from harness.components.norm import BatchNorm
 from harness.components.position import Learned, NoPE, RoPE, T5Bias
+from harness.module import TransformerModule
 from harness.record import RunRecord, read_curves
 from harness.runner import Interrupted, Progress, run
 from harness.schema import UserError
@@ -122,11 +125,9 @@ def test_an_interrupted_run_resumes_to_the_same_bits(whole: Path, tmp_path: Path
     assert_same_run(whole, tmp_path)
 
 
-def test_a_stop_after_the_last_step_still_resumes(whole: Path, tmp_path: Path) -> None:
+def test_a_stop_after_the_last_step_comes_too_late(whole: Path, tmp_path: Path) -> None:
     answers = iter([False] * 5 + [True] + [False] * 100)
-    with pytest.raises(Interrupted):
-        run(tiny(), directory=tmp_path, should_stop=lambda: next(answers))
-    run(tiny(), directory=tmp_path)
+    assert run(tiny(), directory=tmp_path, should_stop=lambda: next(answers)).status == "finished"
     assert_same_run(whole, tmp_path)
 
 
@@ -254,7 +255,7 @@ def test_an_unsupported_length_scores_zero_and_is_marked() -> None:
 
 @pytest.mark.parametrize(
     ("position", "backend", "words"),
-    [(RoPE(), "flash", "no bias"), (T5Bias(), "math", "T5Bias adds a trained"), (NoPE(), "flash", "no bias")],
+    [(RoPE(), "flash", "every call"), (T5Bias(), "math", "T5Bias adds a trained"), (NoPE(), "flash", "every call")],
 )
 def test_the_backend_that_ran_is_recorded_with_its_reason(position: Any, backend: str, words: str) -> None:
     ledger = run(tiny(steps=2, model={"position": position})).ledger
@@ -266,6 +267,36 @@ def test_asking_for_flash_where_it_cannot_run_is_an_error_with_the_reason() -> N
     with pytest.raises(ValidationError, match=r"train.kernel = Flash cannot run: T5Bias adds a trained"):
         tiny(model={"position": T5Bias()}, kernel=Flash())
     assert run(tiny(steps=2, kernel=Flash())).ledger["attention_backend"] == "flash"
+
+
+@pytest.mark.parametrize("kernel", [Math(), Flash()], ids=lambda kernel: kernel.kind)
+def test_recomputed_blocks_run_on_the_kernel_of_their_first_pass(kernel: Any) -> None:
+    plain, twice = (run(tiny(steps=10, kernel=kernel, recompute=again)) for again in (False, True))
+    assert (twice.status, twice.cause) == ("finished", "")
+    assert twice.scores == plain.scores
+    assert twice.final == pytest.approx(plain.final, nan_ok=True)
+    assert twice.ledger["flops"] == plain.ledger["flops"] * 4 / 3  # type: ignore[operator]
+
+
+def test_looking_at_the_untrained_model_leaves_it_untrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    def look(module: TransformerModule, *_: Any) -> None:
+        seen.update({name: buffer.clone() for name, buffer in module.model.named_buffers()})
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(runner, "fit", look)
+    run(tiny(model={"norm": BatchNorm()}), directory=tmp_path)
+    moments = [value for name, value in seen.items() if name.endswith("running_mean")]
+    assert moments
+    assert not any(value.any() for value in moments)
+
+
+def test_a_run_that_is_asked_to_stop_at_its_end_is_finished_instead(tmp_path: Path) -> None:
+    record = run(tiny(steps=10), directory=tmp_path, should_stop=lambda: True)
+    assert record.status == "finished"
+    with pytest.raises(Interrupted):
+        run(tiny(steps=11), directory=tmp_path / "longer", should_stop=lambda: True)
 
 
 def test_a_mixture_of_experts_tells_of_its_router_in_the_curves(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
+from harness.components.architecture import EncoderOnly
+from harness.components.attention import BigBird
 from harness.components.position import ALiBi, Learned, RoPE
 from harness.module import answer_loss
 from harness.schema import explain
@@ -26,7 +28,7 @@ from harness.spec import (
     WarmupCosine,
 )
 from harness.transformer import build_model
-from tasks import Batch, Copy, Lengths, Reverse
+from tasks import Batch, Copy, Lengths, Retrieval, Reverse, Sort, Translate
 from tasks.task import IGNORED
 
 CPU = torch.device("cpu")
@@ -264,3 +266,23 @@ def test_the_defaults_are_the_originals() -> None:
 def test_padding_is_never_a_target() -> None:
     batch: Tensor = Padded().batch(TASK, 0, 0, 20, CPU).targets
     assert not (batch == 0).any()
+
+
+def test_an_encoder_answers_in_place_and_only_what_has_as_many_tokens() -> None:
+    encoder = ModelSpec(architecture=EncoderOnly())
+    assert RunSpec(task=Sort(), model=encoder).layout == "in place"
+    with pytest.raises(ValidationError) as caught:
+        RunSpec(task=Retrieval(), model=encoder)
+    assert explain(caught.value) == (
+        "RunSpec: model.architecture = EncoderOnly predicts in place, Retrieval answers length 10 with 1 tokens; use "
+        "DecoderOnly() or EncoderDecoder()"
+    )
+    with pytest.raises(ValidationError, match="Translate answers length 1 with any number of tokens"):
+        RunSpec(task=Translate(), model=encoder)
+
+
+def test_keys_drawn_among_padding_are_refused() -> None:
+    model = ModelSpec(attention=BigBird(), architecture=EncoderOnly())
+    RunSpec(task=Copy(), model=model)
+    with pytest.raises(ValidationError, match="BigBird would draw keys among the padding of an encoder; use"):
+        RunSpec(task=Copy(), model=model, train=TrainSpec(sampling=Padded()))

@@ -38,7 +38,8 @@ class DecoderOnly(Architecture):
 
 class EncoderOnly(Architecture):
     """One stack without a mask, p(y_t | x) for all t at once: the answer is read off where the source stands (Devlin
-    et al. 2018, arXiv:1810.04805), so it must be as long as the source; there is no end token.
+    et al. 2018, arXiv:1810.04805), so it must be as long as the source; there is no end token (a task's
+    train_end_token is without effect).
     """
 
     layout = "in place"

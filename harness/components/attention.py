@@ -39,6 +39,7 @@ class Parts:
 class Attention(Level):
     """Base of the attention axis."""
 
+    draws_keys: ClassVar[bool] = False  # True: among all tokens of an encoder, padding too
     has_logits: ClassVar[bool] = True  # False: there is nothing to add a bias to, and nothing to drop out
 
     @abstractmethod
@@ -49,7 +50,7 @@ class Attention(Level):
     def cache_elements(self, shape: Shape, tokens: int) -> int:
         """Numbers that a layer's cache holds for one sequence after so many tokens."""
 
-    def seen_keys(self, tokens: int) -> int:
+    def seen_keys(self, tokens: int, *, causal: bool) -> int:
         """Keys that one query is multiplied with in a sequence of so many tokens, at most."""
         return tokens
 
@@ -60,6 +61,11 @@ class Attention(Level):
                 f"attention = {self.kind} has no logits for position = {position.kind} to bias; choose a position "
                 f"that changes embeddings, queries or keys"
             )
+        if not self.has_logits and position.scales_logits:
+            raise UserError(
+                f"attention = {self.kind} has no logits for position = {position.kind} to scale; choose LinearRoPE() "
+                f"or NTKRoPE()"
+            )
         if not self.has_logits and parts.dropout:
             raise UserError(
                 f"attention_dropout = {parts.dropout}: attention = {self.kind} has no weights to drop; use 0"
@@ -69,12 +75,16 @@ class Attention(Level):
         """Dimensions of a head that positions act on."""
         return shape.d_head
 
+    def query_width(self, shape: Shape) -> int:
+        """Dimensions of what a query is multiplied with, but for those that ALiBi adds."""
+        return shape.d_head
+
     def across(self) -> "Attention":
         """The level that reads an encoder's output in a model of this one."""
         return self
 
-    def flash_obstacle(self) -> str:
-        """Why flash attention cannot run with this level; empty where it can."""
+    def flash_obstacle(self, device: str) -> str:
+        """Why flash attention cannot run with this level on a device; empty where it can."""
         return ""
 
 
@@ -159,9 +169,15 @@ class Latent(Attention):
         """`d_rope`."""
         return self.d_rope
 
+    def query_width(self, shape: Shape) -> int:
+        """d_head + d_rope."""
+        return shape.d_head + self.d_rope
+
 
 class Sparse(Attention):
-    """Base of the levels whose queries see a window and some tokens besides: O(n · w) in time and memory."""
+    """Base of the levels whose queries see a window and some tokens besides: O(n · w) in time and memory (but with
+    TransformerXL, whose logits by distance are T×T).
+    """
 
     window: Annotated[int, Changes("outputs"), Ge(1)] = 8
 
@@ -173,23 +189,25 @@ class Sparse(Attention):
         """As many keys and values as queries, seen through the pattern."""
         return MultiHeadAttention(parts, parts.shape.num_heads, self.pattern())
 
+    def seen_keys(self, tokens: int, *, causal: bool) -> int:
+        """The window, in an encoder on both sides, and what is seen besides."""
+        pattern = self.pattern()
+        window = self.window if causal else 2 * self.window - 1
+        return min(tokens, window + pattern.num_global + pattern.num_random)
+
     def across(self) -> Attention:
         """Full attention: a window on another sequence has no place to stand."""
         return MultiHead()
 
-    def flash_obstacle(self) -> str:
-        """Flash takes no mask."""
-        return f"{self.kind} masks keys within blocks of the sequence"
+    def flash_obstacle(self, device: str) -> str:
+        """CUDA's flash takes no mask, the CPU's does."""
+        return f"{self.kind} masks keys within blocks of the sequence" if device == "cuda" else ""
 
 
 class SlidingWindow(Sparse):
     """Query i sees keys j with |i − j| < window, in a decoder j ≤ i: O(n · w), a reach of layers × window (Beltagy et
     al. 2020, arXiv:2004.05150).
     """
-
-    def seen_keys(self, tokens: int) -> int:
-        """`window`, in a decoder."""
-        return min(tokens, self.window)
 
     def pattern(self) -> "Blocks":
         """The window alone."""
@@ -207,10 +225,6 @@ class Longformer(Sparse):
 
     num_global: Annotated[int, Changes("outputs"), Ge(1)] = 1
 
-    def seen_keys(self, tokens: int) -> int:
-        """`window` + `num_global`, in a decoder."""
-        return min(tokens, self.window + self.num_global)
-
     def pattern(self) -> "Blocks":
         """Window and global tokens."""
         return Blocks(self.window, self.num_global)
@@ -225,12 +239,9 @@ class BigBird(Sparse):
     in a decoder among j < start of the block (Zaheer et al. 2020, arXiv:2007.14062).
     """
 
+    draws_keys = True
     num_global: Annotated[int, Changes("outputs"), Ge(0)] = 1
     num_random: Annotated[int, Changes("outputs"), Ge(1)] = 2
-
-    def seen_keys(self, tokens: int) -> int:
-        """`window` + `num_global` + `num_random`, in a decoder."""
-        return min(tokens, self.window + self.num_global + self.num_random)
 
     def pattern(self) -> "Blocks":
         """Window, global and random tokens."""
@@ -251,7 +262,7 @@ class Linear(Attention):
 
     has_logits = False
 
-    def seen_keys(self, tokens: int) -> int:
+    def seen_keys(self, tokens: int, *, causal: bool) -> int:
         """None: sums of keys are."""
         return 0
 
@@ -267,7 +278,7 @@ class Linear(Attention):
         """Full attention."""
         return MultiHead()
 
-    def flash_obstacle(self) -> str:
+    def flash_obstacle(self, device: str) -> str:
         """There is no softmax."""
         return f"{self.kind} has no softmax"
 
@@ -582,6 +593,7 @@ class LatentAttention(nn.Module):
     ) -> Tensor:
         """As `MultiHeadAttention`."""
         content, place = self.scale(split(self.query(x), self.num_heads)).split([self.d_head, self.d_rope], dim=-1)
+        place = place.contiguous()  # at an odd d_head its pairs could not be read as complex numbers
         if isinstance(cache, MemoryCache):
             turned, (held,) = place, cache.once(lambda: (torch.cat(self._read(memory), dim=-1),))
         else:
@@ -591,7 +603,7 @@ class LatentAttention(nn.Module):
         numbers = torch.arange(held.shape[2], device=x.device)
         if isinstance(cache, TokenCache):
             (held,), numbers = cache.extend(held)
-        absorbed = held.shape[2] > x.shape[1]  # few queries, many keys: it is cheaper not to make the keys
+        absorbed = cache is not None and x.shape[1] == 1  # for one query it is cheaper not to make the keys
         if absorbed:
             content, key, value = content @ self._per_head(self.key_up), held, held
         else:
@@ -737,6 +749,8 @@ def fused_attention(
     elif extra < 0:
         query, key = functional.pad(query, (0, -extra)), functional.pad(key, (0, -extra))
     mask = _mask(bias, visible, causal=causal)
+    if mask is not None and mask.dim() == 3:
+        mask = mask[None]  # the CPU's flash takes (B, H, T, K) alone
     mixed = functional.scaled_dot_product_attention(
         query,
         key,

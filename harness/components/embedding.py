@@ -47,7 +47,10 @@ class Untied(OutputHead):
 
 
 class Tied(OutputHead):
-    """logits = E x with the embedding matrix E: V · d_model parameters fewer (Press & Wolf 2016, arXiv:1608.05859)."""
+    """logits = E x with the embedding matrix E: V · d_model parameters fewer (Press & Wolf 2016, arXiv:1608.05859).
+
+    Embeddings of std 1, the default of `init.embedding`, make logits of std √d_model: draw them from N(0, 1/d_model).
+    """
 
     def is_tied(self) -> bool:
         """Yes."""

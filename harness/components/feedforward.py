@@ -1,6 +1,5 @@
 """The position-wise feed-forward sublayer: one network for all tokens, or a choice of experts for each."""
 
-import math
 from abc import abstractmethod
 from typing import Annotated, NamedTuple
 
@@ -12,6 +11,8 @@ from torch.nn import functional
 
 from harness.components.linear import ResidualOutput, without_autocast
 from harness.schema import Changes, Level, UserError
+
+ROUNDING = 1e-4  # what a product of fractions may exceed a whole number by
 
 
 class FeedForward(Level):
@@ -101,10 +102,13 @@ class MoE(FeedForward):
 
     def check(self) -> None:
         """There are as many experts as are asked for, and an expert is dense."""
-        if self.top_k > self.num_experts:
-            raise UserError(f"feedforward.top_k = {self.top_k} exceeds num_experts = {self.num_experts}; lower top_k")
+        if self.top_k >= self.num_experts:
+            raise UserError(
+                f"feedforward.top_k = {self.top_k} leaves no choice among num_experts = {self.num_experts}; lower top_k"
+            )
         if isinstance(self.expert, MoE):
             raise UserError("feedforward.expert = MoE: experts are dense; choose ReLU(), GELU() or SwiGLU()")
+        self.expert.check()
 
     def build(self, d_model: int) -> nn.Module:
         """A router and its experts."""
@@ -179,8 +183,9 @@ class MixtureOfExperts(nn.Module):
         """Which choices `(B, T, k)` find a place, earlier tokens first."""
         if self.spec.capacity is None or not self.training:
             return torch.ones_like(asked)
-        _, length, top_k = chosen.shape
-        places = math.ceil(self.spec.capacity * top_k * length / self.spec.num_experts)
+        lengths = asked[..., 0].sum(1)  # of the real tokens, so that other sequences' lengths do not matter
+        share = self.spec.capacity * self.spec.top_k / self.spec.num_experts
+        places = (lengths * share - ROUNDING).ceil()[:, None, None]
         one_hot = functional.one_hot(chosen, self.spec.num_experts) * asked[..., None]
         rank = one_hot.flatten(1, 2).cumsum(1).view_as(one_hot)  # how many of the sequence chose it up to here
         return (rank * one_hot).sum(-1) <= places
@@ -195,12 +200,12 @@ class MixtureOfExperts(nn.Module):
             order = flat.argsort(stable=True)
             counts = flat.bincount(minlength=self.spec.num_experts + 1)[:-1].tolist()
         weights = gates.flatten()
-        output = torch.zeros_like(tokens)
-        for expert, slots in zip(self.experts, order[: sum(counts)].split(counts), strict=True):
-            if len(slots):
-                rows = slots // self.spec.top_k
-                output = output.index_add(0, rows, (weights[slots, None] * expert(tokens[rows])).to(output.dtype))
-        return output.view_as(x)
+        slots = order[: sum(counts)]
+        rows = slots // self.spec.top_k
+        chunks = zip(self.experts, tokens[rows].split(counts), strict=True)
+        found = torch.cat([expert(chunk) for expert, chunk in chunks if len(chunk)] or [tokens[:0]])
+        weighed = (weights[slots, None] * found).to(tokens.dtype)
+        return torch.zeros_like(tokens).index_add(0, rows, weighed).view_as(x)
 
     def _routing(self, logits: Tensor, probabilities: Tensor, chosen: Tensor, asked: Tensor, kept: Tensor) -> Routing:
         real = asked[..., :1].float()

@@ -9,11 +9,14 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.schema import Level, UserError
 
-FUSED = ("flash", "efficient", "cudnn", "flex")  # marks in the names of torch's fused attention operators
+FUSED = ("flash", "cudnn", "efficient", "flex")  # marks in the names of torch's fused attention operators
+SLOWEST_FIRST = ("math", *reversed(FUSED))
 
 
 class Kernel(Level):
@@ -44,8 +47,12 @@ class Flash(Kernel):
     """
 
     def context(self) -> AbstractContextManager[Any]:
-        """Nothing to change: a kernel forced on inputs that it cannot take gives torch's error, not ours."""
-        return nullcontext()
+        """Flash before all others (torch prefers cuDNN's kernel on some devices), which stay allowed: a kernel forced
+        on inputs that it cannot take gives torch's error, not ours.
+        """
+        return sdpa_kernel(
+            [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True
+        )
 
     def check_model(self, obstacle: str) -> None:
         """Nothing may stand in the way."""
@@ -67,10 +74,29 @@ class Math(Kernel):
 
 
 def backend_of(forward: Callable[[], Tensor]) -> str:
-    """The attention backend that a forward pass really runs: flash, efficient, cudnn, flex or math."""
-    with _Operators() as seen:
+    """The slowest attention backend that a forward pass really runs: flash, cudnn, efficient, flex or math; `none`
+    where nothing asks for softmax(QKᵀ)V.
+    """
+    with _Attention() as seen:
         forward()
-    return next((mark for mark in FUSED if any(f"{mark}_attention" in name for name in seen.names)), "math")
+    return next((backend for backend in SLOWEST_FIRST if backend in seen.backends), "none")
+
+
+class _Attention(TorchFunctionMode):
+    """Sees every call of scaled_dot_product_attention, and which operators it comes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backends: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        with _Operators() as seen:
+            result = func(*args, **(kwargs or {}))
+        found = (mark for mark in FUSED if any(f"{mark}_attention" in name for name in seen.names))
+        self.backends.add(next(found, "math"))
+        return result
 
 
 class _Operators(TorchDispatchMode):

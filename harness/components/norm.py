@@ -74,8 +74,10 @@ class BatchNormalisation(nn.BatchNorm1d):
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
         """`(B, T, d_model)` to the same shape; `real` `(B, T)` is False at padding."""
-        if real is None or not self.training:
+        if not self.training:
             return super().forward(x.flatten(0, -2)).view_as(x)
+        if real is None:
+            real = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
         wide = x.to(self.weight.dtype)  # bf16 would not even sum the weights to one
         weight = real.to(wide.dtype)[..., None] / real.sum()
         mean = (wide * weight).sum((0, 1))
@@ -125,4 +127,4 @@ class SandwichNorm(NormPlacement):
 
 
 class NoNorm(NormPlacement):
-    """y = x + f(x): nothing is normalised."""
+    """y = x + f(x): nothing is normalised, and the kind of norm is without effect."""

@@ -75,6 +75,7 @@ class Position(Level):
     """Base of the position-encoding axis. Subclass it, implement `build`, and the level works in every command."""
 
     biases_logits: ClassVar[bool] = False  # such a level needs attention that has logits
+    scales_logits: ClassVar[bool] = False  # likewise
     limited_by: ClassVar[str] = "max_length"  # the field that `limit` follows from
     counts_tokens: ClassVar[bool] = True  # False for a level that needs positions 0, 1, 2 … without gaps
 
@@ -89,8 +90,8 @@ class Position(Level):
         """The longest sequence, in tokens, that the level can take; None where there is no limit."""
         return None
 
-    def flash_obstacle(self, *, causal: bool) -> str:
-        """Why flash attention cannot run with this level; empty where it can."""
+    def flash_obstacle(self, device: str, *, causal: bool) -> str:
+        """Why flash attention cannot run with this level on a device; empty where it can."""
         if not self.biases_logits:
             return ""
         return f"{self.kind} adds a trained T×T bias, which flash does not take"
@@ -280,12 +281,13 @@ class YaRN(ScaledRoPE):
 
     Pair i makes r = trained_length · θ_i / 2π turns within the trained length. Where r < `slow` it is interpolated (θ_i
     / s), where r > `fast` it stays, between the two it is mixed by (r − slow) / (fast − slow). Queries and keys are
-    multiplied by 0.1 · ln s + 1.
+    multiplied by 0.1 · ln s + 1. (of Latent, the rotated dimensions alone).
     """
 
-    trained_length: Annotated[int, Changes("evaluation"), Ge(2)] = 256
-    slow: Annotated[float, Changes("evaluation"), Gt(0)] = 1.0
-    fast: Annotated[float, Changes("evaluation"), Gt(0)] = 32.0
+    scales_logits = True
+    trained_length: Annotated[int, Changes("outputs"), Ge(2)] = 256
+    slow: Annotated[float, Changes("outputs"), Gt(0)] = 1.0
+    fast: Annotated[float, Changes("outputs"), Gt(0)] = 32.0
 
     def check(self, shape: Shape) -> None:
         """There is a band between slow and fast."""
@@ -342,9 +344,9 @@ class ALiBi(Position):
         """An encoding with a slope a head."""
         return LinearBiases(shape.num_heads)
 
-    def flash_obstacle(self, *, causal: bool) -> str:
-        """None in a decoder, where the bias rides in extra dimensions."""
-        return "" if causal else f"{self.kind} adds a T×T bias where attention is not causal"
+    def flash_obstacle(self, device: str, *, causal: bool) -> str:
+        """None in a decoder, where the bias rides in extra dimensions; the CPU's flash takes an untrained bias."""
+        return f"{self.kind} adds a T×T bias where attention is not causal" if device == "cuda" and not causal else ""
 
 
 class LinearBiases(PositionEncoding):
@@ -539,13 +541,19 @@ class Randomised(Position):
     arXiv:2305.16843).
 
     In evaluation the positions of `test_tokens` tokens are one such choice, drawn when the model is built: fixed, so
-    that a sequence may grow token by token, which the paper's fresh draw for every sequence rules out.
+    that a sequence may grow token by token, which the paper's fresh draw for every sequence rules out. So a sequence
+    shorter than `test_tokens` stands closer together, and nearer to zero, than one of its length did in training.
     """
 
     limited_by = "test_tokens"
     inner: Annotated[Position, Changes("outputs")] = Sinusoidal()
     max_length: Annotated[int, Changes("outputs"), Ge(2)] = 512
     test_tokens: Annotated[int, Changes("evaluation"), Ge(1)] = 64
+
+    @property
+    def scales_logits(self) -> bool:  # type: ignore[override]
+        """As the inner encoding."""
+        return self.inner.scales_logits
 
     @property
     def biases_logits(self) -> bool:  # type: ignore[override]
@@ -570,9 +578,9 @@ class Randomised(Position):
         """`test_tokens`, which are no more than `max_length`."""
         return self.test_tokens
 
-    def flash_obstacle(self, *, causal: bool) -> str:
+    def flash_obstacle(self, device: str, *, causal: bool) -> str:
         """As the inner encoding."""
-        return self.inner.flash_obstacle(causal=causal)
+        return self.inner.flash_obstacle(device, causal=causal)
 
     def build(self, shape: Shape) -> PositionEncoding:
         """The inner encoding at other positions."""
@@ -619,4 +627,5 @@ class RandomisedPositions(PositionEncoding):
 
 def _require_even(name: str, value: int, kind: str) -> None:
     if value % 2:
-        raise UserError(f"{name} = {value}: {kind} needs an even number; choose {value + 1} or {value - 1}")
+        choices = f"{value + 1} or {value - 1}" if value > 1 else "2"
+        raise UserError(f"{name} = {value}: {kind} needs an even number; choose {choices}")

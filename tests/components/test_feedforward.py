@@ -379,7 +379,30 @@ def test_the_operations_of_a_model_count_the_chosen_experts_alone(tokens: int) -
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(UserError, match="top_k = 5 exceeds num_experts = 4; lower top_k"):
-        MoE(num_experts=4, top_k=5).check()
+    for top_k in (4, 5):
+        with pytest.raises(UserError, match=f"top_k = {top_k} leaves no choice among num_experts = 4; lower top_k"):
+            MoE(num_experts=4, top_k=top_k).check()
     with pytest.raises(UserError, match="experts are dense"):
         MoE(expert=MoE()).check()
+
+
+def test_the_capacity_of_a_sequence_is_its_own_whatever_it_is_padded_to() -> None:
+    level = MoE(expert=ReLU(d_ff=8), num_experts=4, top_k=1, capacity=0.5)
+    module = level.build(8).double().train()
+    x = torch.randn(2, 9, 8, dtype=torch.float64)
+    real = torch.arange(9)[None] < torch.tensor([[9], [4]])
+    together = module(x, real).output
+    torch.testing.assert_close(module(x[1:, :4]).output, together[1:, :4])
+
+
+@pytest.mark.parametrize(("capacity", "tokens", "places"), [(1.1, 50, 55), (1.0, 3, 3), (0.5, 3, 2), (1.3, 10, 13)])
+def test_places_are_rounded_up_and_not_for_the_sake_of_a_fractions_last_digit(
+    capacity: float, tokens: int, places: int
+) -> None:
+    level = MoE(expert=ReLU(d_ff=4), num_experts=2, top_k=1, capacity=capacity * 2)
+    module = level.build(4).train()
+    with torch.no_grad():
+        module.router.weight.zero_()
+        module.choice_bias.copy_(torch.tensor([1.0, 0.0]))  # all choose the first
+    dropped = module(torch.randn(1, tokens, 4)).routing.dropped
+    assert float(dropped) == pytest.approx(max(0, 1 - places / tokens), abs=1e-6)

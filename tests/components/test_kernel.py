@@ -1,5 +1,7 @@
 """The attention kernel that really ran: asserted for every position encoding, never hoped for."""
 
+from typing import Any
+
 import pytest
 import torch
 from pydantic import ValidationError
@@ -8,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness.backend import attention_backend
 from harness.components.architecture import Architecture, DecoderOnly, EncoderDecoder, EncoderOnly
+from harness.components.attention import Latent, Linear, SlidingWindow
 from harness.components.kernel import Fastest, Flash, Kernel, Math, backend_of
 from harness.components.position import (
     ALiBi,
@@ -25,7 +28,7 @@ from harness.components.position import (
 )
 from harness.module import TransformerModule
 from harness.schema import UserError, explain
-from harness.spec import ModelSpec, RunSpec, TrainSpec
+from harness.spec import ModelSpec, Padded, RunSpec, TrainSpec
 from tasks import Copy, Lengths
 
 ON_FLASH = [
@@ -89,12 +92,37 @@ def test_flash_runs_without_a_causal_mask_too(position: Position, architecture: 
 
 
 @pytest.mark.parametrize("architecture", [EncoderOnly(), EncoderDecoder()], ids=lambda level: level.kind)
-def test_alibi_where_attention_is_not_causal_is_refused_for_flash(architecture: Architecture) -> None:
-    with pytest.raises(ValidationError) as caught:
-        module(ALiBi(), Flash(), architecture=architecture)
-    assert explain(caught.value).endswith(
-        "train.kernel = Flash cannot run: ALiBi adds a T×T bias where attention is not causal; use Fastest()"
-    )
+def test_alibi_where_attention_is_not_causal_is_refused_for_cudas_flash(architecture: Architecture) -> None:
+    # The CPU's flash takes a bias that needs no gradient.
+    made = module(ALiBi(), Flash(), architecture=architecture)
+    assert ran_on(made) == ("flash", "every call of attention runs on it")
+    with pytest.raises(UserError, match="cannot run: ALiBi adds a T×T bias where attention is not causal; use Fastest"):
+        made.spec.replace("device", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model.d_head": 512}, "queries of 512 dimensions are wider than the 256 that flash takes"),
+        ({"model.attention": Latent(d_rope=250)}, "queries of 258 dimensions are wider than the 256"),
+        ({"model.architecture": EncoderOnly(), "train.sampling": Padded()}, "padding is masked, which flash does not"),
+        ({"model.architecture": EncoderDecoder(), "train.sampling": Padded()}, "padding is masked, which flash does"),
+        ({"model.attention": SlidingWindow()}, "SlidingWindow masks keys within blocks of the sequence"),
+    ],
+)
+def test_what_only_cudas_flash_does_not_take_is_refused_there(changes: dict[str, Any], words: str) -> None:
+    spec = module(RoPE(), Flash()).spec.replaced(changes)
+    assert spec.flash_obstacle() == ""
+    with pytest.raises(UserError, match=words):
+        spec.replace("device", "cuda")
+
+
+def test_the_slowest_kernel_of_several_is_the_one_that_is_told() -> None:
+    # T5's bias keeps self-attention off flash, attention to the encoder's output runs on it.
+    backend, reason = ran_on(module(T5Bias(), Fastest(), architecture=EncoderDecoder()))
+    assert (backend, reason) == ("math", "T5Bias adds a trained T×T bias, which flash does not take")
+    linear = module(RoPE(), Fastest()).spec.replace("model.attention", Linear())
+    assert ran_on(TransformerModule(linear)) == ("none", "Linear has no softmax")
 
 
 def test_asking_for_flash_where_it_cannot_run_is_an_error_with_the_reason() -> None:
@@ -151,4 +179,4 @@ def test_backends_are_told_apart_without_a_model() -> None:
     for backend, name in ((SDPBackend.FLASH_ATTENTION, "flash"), (SDPBackend.MATH, "math")):
         with sdpa_kernel(backend):
             assert backend_of(lambda: functional.scaled_dot_product_attention(x, x, x)) == name
-    assert backend_of(lambda: (x @ x.transpose(-2, -1)).softmax(-1) @ x) == "math"
+    assert backend_of(lambda: (x @ x.transpose(-2, -1)).softmax(-1) @ x) == "none"

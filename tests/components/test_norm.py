@@ -270,3 +270,9 @@ def test_the_residual_stream_grows_unless_norms_stand_on_it() -> None:
     first, last = (float(stream(SandwichNorm())[layer]) for layer in (0, -1))
     assert 2 * first < last < 2 * 13
     assert stream(NoNorm())[-1] > 10 * last
+
+
+def test_a_batch_of_one_token_is_normalised_like_any_other() -> None:
+    norm = BatchNorm().build(4).train()
+    assert norm(torch.randn(1, 1, 4)).isfinite().all()
+    assert norm.running_var.isfinite().all()

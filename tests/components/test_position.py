@@ -5,6 +5,7 @@ import math
 import re
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 
 import pytest
 import torch
@@ -881,8 +882,9 @@ def test_randomised_positions_refuse_more_tokens_than_were_declared(training: bo
 def test_a_randomised_encoding_is_as_fast_as_the_inner_one(inner: Position) -> None:
     level = Randomised(inner=inner)
     assert level.biases_logits is inner.biases_logits
-    for causal in (True, False):
-        assert level.flash_obstacle(causal=causal) == inner.flash_obstacle(causal=causal)
+    assert level.scales_logits is inner.scales_logits
+    for causal, device in product((True, False), ("cpu", "cuda")):
+        assert level.flash_obstacle(device, causal=causal) == inner.flash_obstacle(device, causal=causal)
 
 
 # --- all ------------------------------------------------------------------------------------------------------------

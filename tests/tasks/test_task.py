@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks import Batch, Copy, Lengths, Reverse, Task
+from tasks import Batch, Copy, Lengths, Reverse, SymbolTask, Task
 from tasks.task import BOS, EOS, FIRST_SYMBOL, IGNORED, PAD, SEP, padded
 
 CPU = torch.device("cpu")
@@ -186,7 +186,7 @@ def test_padding_one_length_changes_nothing() -> None:
 
 
 def test_a_users_task_needs_an_answer_and_an_oracle() -> None:
-    class Doubled(Task):
+    class Doubled(SymbolTask):
         def answer(self, source: torch.Tensor) -> torch.Tensor:
             return source.repeat_interleave(2, dim=1)
 
@@ -199,4 +199,4 @@ def test_a_users_task_needs_an_answer_and_an_oracle() -> None:
     for read, wanted in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
         assert [token for token in wanted if token != IGNORED] == [*task.oracle(read[1:4]), EOS]
     with pytest.raises(TypeError, match="abstract"):
-        type("Silent", (Task,), {"__module__": __name__})()
+        type("Silent", (SymbolTask,), {"__module__": __name__})()
