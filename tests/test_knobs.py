@@ -114,7 +114,7 @@ def level_bases(field: FieldInfo) -> list[type[Level]]:
 
 def made(level: type[Level]) -> Level:
     if issubclass(level, Task):
-        return WATCHED[level](lengths=Lengths(train=(1, 2), test=(3,)) if level.ragged else LENGTHS)
+        return WATCHED[level](lengths=Lengths(train=(1, 2), test=(4,)) if level.ragged else LENGTHS)
     return SMALL.get(level) or level()
 
 

@@ -24,9 +24,6 @@ UNITS = (
 NUMBERS = {word: n for n, word in enumerate([*UNITS.split(), "eighteen", "nineteen"])}
 DECADES = "twenty thirty forty fifty sixty seventy eighty ninety"
 TENS = {word: 10 * n for n, word in enumerate(DECADES.split(), 2)}
-    word: 10 * n
-    for n, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], 2)
-}
 
 
 def read(text: str) -> int:
