@@ -35,7 +35,7 @@ from harness.schema import Changes, Level, Spec, UserError, is_foreign
 from harness.seeding import seed_global
 from harness.spec import ModelSpec, RunSpec, TrainSpec, WarmupCosine
 from harness.transformer import Transformer, build_model
-from tasks import Batch, Copy, Lengths, Task
+from tasks import BPE, Batch, Copy, Lengths, Task, Translate
 
 CPU = torch.device("cpu")
 WORDS = 500  # more than any vocabulary here
@@ -114,7 +114,9 @@ def level_bases(field: FieldInfo) -> list[type[Level]]:
 
 def made(level: type[Level]) -> Level:
     if issubclass(level, Task):
-        return WATCHED[level](lengths=Lengths(train=(1, 2), test=(4,)) if level.ragged else LENGTHS)
+        if level is Translate:  # few merges, so that one more is seen
+            return WATCHED[level](lengths=Lengths(train=(1, 2), test=(4,)), tokenisation=BPE(vocab_size=260))
+        return WATCHED[level](lengths=LENGTHS)
     return SMALL.get(level) or level()
 
 
