@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,12 +52,15 @@ class FieldEntry:
 
 @dataclass(frozen=True)
 class LevelEntry:
-    """A level of an axis: what it is, where it comes from, what can be set; `fields` in the order of the class."""
+    """A level of an axis: what it is, where it comes from, what can be set; `fields` in the order of the class;
+    whether it is what a spec has when nothing is said.
+    """
 
     name: str
     what: str
     papers: tuple[str, ...]
     fields: tuple[FieldEntry, ...]
+    default: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,12 @@ class AblationEntry:
 
 def components() -> dict[str, list[LevelEntry]]:
     """The levels of every axis, by its path in a RunSpec (`model.position`)."""
-    return {path: levels(axis) for path, axis in axes().items()}
+    found = {}
+    for path, field in _fields():
+        if _is_axis(field):
+            entries = levels(cast("type[Level]", field.annotation))
+            found[path] = [replace(entry, default=entry.name == field.default.kind) for entry in entries]
+    return found
 
 
 def sizes() -> list[FieldEntry]:
@@ -84,16 +92,18 @@ def sizes() -> list[FieldEntry]:
     return [_field(path, field) for path, field in _fields() if not _is_axis(field)]
 
 
-def axes() -> dict[str, type[Level]]:
-    """The fields of a RunSpec's model and training that are chosen among levels, each with the base of these."""
-    return {path: cast("type[Level]", field.annotation) for path, field in _fields() if _is_axis(field)}
-
-
 def _fields() -> Iterator[tuple[str, FieldInfo]]:
-    for name, field in ModelSpec.model_fields.items():
-        yield f"model.{name}", field
-    for name, field in TrainSpec.model_fields.items():
-        yield f"train.{name}", field
+    for prefix, spec in (("model", ModelSpec), ("train", TrainSpec)):
+        yield from _walk(prefix, spec)
+
+
+def _walk(prefix: str, spec: type[Spec]) -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in spec.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Spec) and not issubclass(inner, Level):
+            yield from _walk(f"{prefix}.{name}", inner)
+        else:
+            yield f"{prefix}.{name}", field
 
 
 def _is_axis(field: FieldInfo) -> bool:

@@ -270,6 +270,8 @@ def _show_catalogue(found: dict[str, Any]) -> None:
     from harness.progress import console, table
 
     out = console(sys.stdout)
+    if "components" in found:
+        out.print("* what a spec has when nothing is said")
     for path, levels in found.get("components", {}).items():
         out.print(f"\n{path}", style="bold")
         out.print(table(["level", "what…", "paper…", "fields…"], map(_level_row, levels)))
@@ -292,7 +294,8 @@ def _show_catalogue(found: dict[str, Any]) -> None:
 
 def _level_row(level: dict[str, Any]) -> list[str]:
     fields = "; ".join(f"{field['name']} = {_default(field)}" for field in level["fields"])
-    return [level["name"], level["what"], "; ".join(level["papers"]), fields]
+    name = level["name"] + " *" * level["default"]
+    return [name, level["what"], "; ".join(level["papers"]), fields]
 
 
 def _default(field: dict[str, Any]) -> str:

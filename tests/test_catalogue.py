@@ -11,21 +11,23 @@ from harness import catalogue, locate
 from harness.cli import main
 from harness.locate import find_ablation, study_name
 from harness.schema import Level, UserError
-from harness.spec import ModelSpec, TrainSpec
+from harness.spec import RunSpec
+from tasks import Copy
 
 
 def test_every_level_of_every_axis_says_what_it_is() -> None:
     found = catalogue.components()
     assert {"model.position", "model.norm", "model.scale", "model.feedforward", "train.schedule"} <= found.keys()
+    run = RunSpec(task=Copy())
     for path, levels in found.items():
-        spec = {"model": ModelSpec, "train": TrainSpec}[path.split(".")[0]]
-        axis = spec.model_fields[path.split(".")[1]].annotation
-        assert axis is not None
-        assert issubclass(axis, Level)
+        current = run.at(path)
+        axis = next(kind for kind in type(current).__mro__ if Level in kind.__bases__)
         assert [level.name for level in levels] == list(axis.levels())
+        assert [level.name for level in levels if level.default] == [current.kind]
         for level in levels:
             assert level.what.endswith(".")
             assert "arXiv" not in level.what
+    assert {"model.init.linear", "model.init.residual_gain"} <= found.keys()
 
 
 def test_papers_fields_defaults_and_bounds_are_read_from_the_class() -> None:
