@@ -12,6 +12,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from harness.components.cache import FullCache, LayerCache, MemoryCache, StateCache, TokenCache, WindowCache
 from harness.components.linear import InputProjection, without_autocast
@@ -334,8 +335,12 @@ class Everything(nn.Module):
         """`(…, Q, K)`: whether queries of numbers `(…, Q)` see keys of numbers `(…, K)`; None: all do."""
         return at[..., :, None] >= of[..., None, :] if causal else None
 
+    STRIP = 512  # queries at a time where a bias would be T×T
+
     def mix(self, heads: Heads) -> Tensor:
         """softmax(QKᵀ + bias) V, `(B, H, T, d_v)`."""
+        if heads.relation.bias is not None and heads.whole and heads.query.shape[2] > self.STRIP:
+            return self._in_strips(heads)
         mask = None
         if heads.causal and not heads.whole and heads.query.shape[2] > 1:
             mask = self.allowed(heads.at, heads.numbers, causal=True)
@@ -348,6 +353,29 @@ class Everything(nn.Module):
             visible=visible_keys(mask, heads.real),
             dropout=heads.dropout,
         )
+
+    def _in_strips(self, heads: Heads) -> Tensor:
+        """The same, some queries at a time, and once more in the backward pass: memory grows with T, not with T²."""
+        length = heads.query.shape[2]
+        firsts = range(0, length, self.STRIP)
+        strips = [checkpoint(self._strip, heads, n, min(n + self.STRIP, length), use_reentrant=False) for n in firsts]
+        return torch.cat(strips, dim=2)
+
+    def _strip(self, heads: Heads, first: int, last: int) -> Tensor:
+        """The rows of queries `first` to `last`; in a decoder they need no key from `last` on."""
+        end = last if heads.causal else heads.query.shape[2]
+        relation = replace(heads.relation, queries=heads.relation.queries[first:last], keys=heads.relation.keys[:end])
+        part = replace(
+            heads,
+            query=heads.query[:, :, first:last],
+            raw=heads.raw[:, :, first:last],
+            key=heads.key[:, :, :end],
+            value=heads.value[:, :, :end],
+            numbers=heads.numbers[:end],
+            real=None if heads.real is None else heads.real[:, :end],
+            relation=relation,
+        )
+        return self.mix(part)
 
     def weights(self, heads: Heads) -> Tensor:
         """softmax(QKᵀ + bias), `(B, H, T, K)`: what `mix` never stores."""

@@ -58,7 +58,7 @@ VARIANTS = {
     "explicit (no flash)": Variant(MultiHead(), kernel=Math(), longest=4096, memory=2.0),
     "multi-head": Variant(MultiHead()),
     "multi-head, ALiBi": Variant(MultiHead(), ALiBi()),
-    "multi-head, T5 bias": Variant(MultiHead(), T5Bias(), longest=4096, memory=2.0),
+    "multi-head, T5 bias": Variant(MultiHead(), T5Bias(), longest=8192),
     "grouped-query": Variant(GroupedQuery(num_groups=1)),
     "latent": Variant(Latent(d_latent=16, d_rope=8)),
     "sliding window": Variant(SlidingWindow(window=128), time=1.0),

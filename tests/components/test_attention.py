@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.components.architecture import Architecture, DecoderOnly, EncoderOnly
 from harness.components.attention import (
     Attention,
     BigBird,
     Blocks,
+    Everything,
     GroupedQuery,
     Latent,
     LatentAttention,
@@ -791,3 +793,27 @@ def test_groups_divide_heads() -> None:
 def test_latents_are_normalised_already() -> None:
     with pytest.raises(UserError, match="qk_norm = QKNorm: attention = Latent normalises its latent instead"):
         Latent().check(replace(PARTS, qk_norm=QKNorm()), NoPE())
+
+
+@pytest.mark.parametrize("architecture", [DecoderOnly(), EncoderOnly()], ids=lambda level: level.kind)
+@pytest.mark.parametrize(
+    "position", [T5Bias(num_buckets=8, max_distance=20), TransformerXL(), ALiBi()], ids=lambda p: p.kind
+)
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_bias_in_strips_is_the_whole_bias(
+    architecture: Architecture, position: Position, padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ModelSpec(d_model=16, num_heads=2, num_layers=2, position=position, architecture=architecture)
+    model = build_model(spec, 10, seed=0).double()
+    tokens = torch.randint(10, (2, 37))
+    real = torch.arange(37)[None] < torch.tensor([[37], [30]]) if padded else None
+
+    def results(strip: int) -> list[Tensor]:
+        monkeypatch.setattr(Everything, "STRIP", strip)
+        model.zero_grad()
+        logits = model(tokens, None, real)
+        (logits * torch.arange(10)).sum().backward()
+        return [logits.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+    for whole, strips in zip(results(1000), results(8), strict=True):
+        torch.testing.assert_close(strips, whole, atol=1e-10, rtol=1e-10)
