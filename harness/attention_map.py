@@ -52,7 +52,8 @@ def draw(weights: NDArray[np.floating], labels: NDArray[np.str_] | list[str], ti
     """A picture of all heads of all layers, with a palette.
 
     Args:
-        weights: `(layers, heads, T, T)`, rows are queries, each row sums to 1 over the keys that the query sees.
+        weights: `(layers, heads, T, T)`, rows are queries, each row of a softmax sums to 1 over the keys that the
+        query sees.
         labels: the T tokens' names.
         title: a line above everything.
 

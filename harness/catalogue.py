@@ -83,8 +83,16 @@ def components() -> dict[str, list[LevelEntry]]:
     for path, field in _fields():
         if _is_axis(field):
             entries = levels(cast("type[Level]", field.annotation))
-            found[path] = [replace(entry, default=entry.name == field.default.kind) for entry in entries]
+            found[path] = [_as_default(entry, field.default) for entry in entries]
     return found
+
+
+def _as_default(entry: LevelEntry, default: Level) -> LevelEntry:
+    """The entry of the level that is the default says which fields that one has."""
+    if entry.name != default.kind:
+        return entry
+    fields = (replace(field, default=_text(getattr(default, field.name))) for field in entry.fields)
+    return replace(entry, fields=tuple(fields), default=True)
 
 
 def sizes() -> list[FieldEntry]:
@@ -190,6 +198,7 @@ def document(what: str | None) -> dict[str, Any]:
     return parts
 
 
+LONGEST = 10_000_000  # tokens: far beyond, torch cannot number the elements of a score matrix
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -225,6 +234,8 @@ def cost_document(name: str, spec: ModelSpec, vocab_size: int, lengths: list[int
     Raises:
         UserError: the model cannot take a length.
     """
+    if lengths[-1] > LONGEST:
+        raise UserError(f"--length {lengths[-1]}: this cannot be counted; choose lengths up to {LONGEST}")
     model = empty_model(spec, vocab_size)
     return {
         "model": name,

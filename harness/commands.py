@@ -125,12 +125,18 @@ def plan(options: "Namespace", found: "Found") -> Answer:
     """What would run, and what it would cost; nothing is written."""
     from harness.conduct import resolve_device, resolve_jobs
     from harness.forecast import forecast
+    from harness.stats import fewest_seeds
     from harness.study import make_plan
 
     device = resolve_device(options.device)
     planned = make_plan(found.name, found.ablation, budget=options.budget, seeds=options.seeds, device=device)
     workers = resolve_jobs(options.jobs, device)
     expected = forecast(planned, options.results / found.name)
+    comparisons = (len(planned.variants) - 1) * len(planned.ablation.tasks)
+    notices = [*expected.notices]
+    if len(planned.seeds) < (fewest := fewest_seeds(comparisons)):
+        few = f"with {len(planned.seeds)} seeds nothing can be decided: {comparisons} comparison{'s' * (comparisons != 1)} need{'s' * (comparisons == 1)} {fewest}"
+        notices.append(f"{few} (--seeds {fewest})")
     document = {
         "study": found.name,
         "budget": planned.budget,
@@ -141,19 +147,19 @@ def plan(options: "Namespace", found: "Found") -> Answer:
         "left": expected.left,
         "flops_left": expected.flops_left,
         "seconds_left": expected.seconds(workers),
-        "notices": list(expected.notices),
+        "notices": notices,
         "cells": [asdict(cell) | {"seconds_left": cell.seconds_left} for cell in expected.cells],
     }
-    return Answer(document, lambda: _show_plan(planned, workers, expected))
+    return Answer(document, lambda: _show_plan(planned, workers, expected, notices))
 
 
-def _show_plan(planned: "Plan", workers: int, expected: "Forecast") -> None:
+def _show_plan(planned: "Plan", workers: int, expected: "Forecast", notices: list[str]) -> None:
     from harness.progress import clock, console, table
 
     out = console(sys.stdout)
     means = f"budget {planned.budget}, {planned.device}, {workers} worker{'s' * (workers != 1)}"
     out.print(f"{planned.name}: {expected.left} of {len(planned.cells)} runs to do ({means}); costs are of one run")
-    for notice in expected.notices:
+    for notice in notices:
         out.print(notice, soft_wrap=True)
     rows = [
         [

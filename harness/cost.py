@@ -38,14 +38,15 @@ def _idle(experts: MixtureOfExperts) -> int:
 
 
 def parameters_by_part(model: Transformer) -> dict[str, int]:
-    """Parameters of the embedding, of attention, feed-forward and norms over all blocks, and of the rest (positions,
-    output head, the last norm); they sum to `parameters`.
+    """Parameters of the embedding and the output head, of attention, feed-forward and norms over all blocks, and of
+    the rest (positions, output head, the last norm); they sum to `parameters`.
     """
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     attention = [b.attention for b in blocks] + [b.memory_attention for b in blocks if b.memory_attention is not None]
     steps = [s for b in blocks for s in (b.attention_step, b.memory_step, b.feedforward_step) if s is not None]
     parts = {
         "embedding": parameters(model.embedding),
+        "output head": 0 if model.head is None else parameters(model.head),
         "attention": sum(map(parameters, attention)),
         "feedforward": sum(parameters(block.feedforward) for block in blocks),
         "norms": sum(map(parameters, steps)),
@@ -101,8 +102,13 @@ def all_score_elements(spec: ModelSpec, tokens: int) -> int:
 
 
 def cache_elements(spec: ModelSpec, tokens: int) -> int:
-    """Numbers in one layer's cache of one sequence after so many tokens."""
-    return spec.attention.cache_elements(spec.shape, tokens)
+    """Numbers in one layer's cache of one sequence after so many tokens, with an encoder also of as many of its
+    source; an encoder alone needs none.
+    """
+    if not spec.architecture.is_causal():
+        return 0
+    across = spec.attention.across().cache_elements(spec.shape, tokens) if spec.architecture.has_encoder() else 0
+    return spec.attention.cache_elements(spec.shape, tokens) + across
 
 
 def training_flops(spec: RunSpec, sequences: Iterable[tuple[tuple[int, int], int]]) -> float:

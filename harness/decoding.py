@@ -6,6 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from harness.schema import UserError
 from harness.transformer import Transformer
 
 Model = Callable[..., Tensor]  # token ids (B, T), and with an encoder its source (B, S), to logits (B, T, V)
@@ -24,7 +25,10 @@ def greedy(model: Model, prompt: Tensor, count: int, *, source: Tensor | None = 
 
     Raises:
         UnsupportedLength: the positions cannot take so many tokens.
+        UserError: the model is an encoder.
     """
+    if isinstance(model, Transformer) and not model.causal:
+        raise UserError("an encoder predicts all tokens at once; decode with DecoderOnly() or EncoderDecoder()")
     cache = cast(Transformer, model).cache(prompt.shape[1] + count - 1) if cached else None
     sequence = new = prompt
     for _ in range(count):

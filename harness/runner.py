@@ -38,7 +38,7 @@ logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)  # `run` never pr
 def run(
     spec: RunSpec,
     *,
-    directory: Path | None = None,
+    directory: str | Path | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> RunRecord:
@@ -59,6 +59,7 @@ def run(
     if directory is None:
         with TemporaryDirectory() as temporary:
             return run(spec, directory=Path(temporary), on_progress=on_progress, should_stop=should_stop)
+    directory = Path(directory)
     if _spec_in(directory) not in (None, spec.document()):
         raise UserError(f"{directory} holds the run of another spec; name another directory")
     if (directory / "record.json").exists():

@@ -313,10 +313,12 @@ class RunSpec(Spec):
         if self.layout != "in place":
             return
         for length in (*self.task.lengths.train, *self.task.lengths.test):
-            if (asked := self.task.answer_length(length)) != length:
+            widths = self.task.widths(length)
+            if widths is None or widths[0] != widths[1]:
+                said = f"{widths[0]} tokens with {widths[1]}" if widths else "with as many tokens as it takes"
                 raise ValueError(
                     f"model.architecture = {self.model.architecture.kind} predicts in place, {self.task.kind} answers "
-                    f"length {length} with {asked or 'any number of'} tokens; use DecoderOnly() or EncoderDecoder()"
+                    f"{said}; use DecoderOnly() or EncoderDecoder()"
                 )
 
     @property

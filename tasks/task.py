@@ -120,9 +120,12 @@ class Task(Level):
         batch = self.sequences(1, length, torch.Generator().manual_seed(0), layout)
         return max(part.shape[1] for part in (batch.inputs, batch.source) if part is not None)
 
-    def answer_length(self, length: int) -> int | None:
-        """Tokens of the answer to a source of this length, without the end; None where they differ."""
-        return None if self.ragged else self.answer(self.source(1, length, torch.Generator().manual_seed(0))).shape[1]
+    def widths(self, length: int) -> tuple[int, int] | None:
+        """Tokens of a source of this length and of its answer, without marks; None where they differ."""
+        if self.ragged:
+            return None
+        source, answer = self.sample(1, length, torch.Generator().manual_seed(0))
+        return source.shape[1], answer.shape[1]
 
     def sequences(
         self, batch_size: int, length: int, randomness: torch.Generator, layout: Layout = "continue"

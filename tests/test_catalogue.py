@@ -28,6 +28,8 @@ def test_every_level_of_every_axis_says_what_it_is() -> None:
             assert level.what.endswith(".")
             assert "arXiv" not in level.what
     assert {"model.init.linear", "model.init.residual_gain"} <= found.keys()
+    normal = next(level for level in found["model.init.embedding"] if level.default)
+    assert str(normal.fields[0]) == "deviation = 1.0 (> 0)"
 
 
 def test_papers_fields_defaults_and_bounds_are_read_from_the_class() -> None:

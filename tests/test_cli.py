@@ -298,8 +298,8 @@ def test_a_finished_study_is_recognised_and_nothing_is_redrawn(study: Path, call
 
 
 def test_a_plan_costs_what_is_left_and_writes_nothing(study: Path, call: Caller) -> None:
-    def files() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in study.rglob("*")}
+    def files() -> dict[Path, int]:  # not results/reference, into which another worker's test may publish meanwhile
+        return {path: path.stat().st_mtime_ns for path in (study / "results" / "mine").rglob("*")}
 
     before = files()
     asked = ("ablate", study / "mine.py", "--budget", "smoke", "--results", study / "results", "--plan")
@@ -324,6 +324,7 @@ def test_a_plan_without_a_folder_makes_none(call: Caller, tmp_path: Path) -> Non
     code, out, _ = call("ablate", tmp_path / "mine.py", "--plan", "--budget", "smoke", "--results", tmp_path / "new")
     assert code == 0
     assert "4 of 4 runs to do" in out
+    assert "with 2 seeds nothing can be decided: 1 comparison needs 6 (--seeds 6)" in out
     assert "unknown" in out
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.components.architecture import Architecture, DecoderOnly, EncoderDecoder
+from harness.components.architecture import Architecture, DecoderOnly, EncoderDecoder, EncoderOnly
 from harness.components.attention import (
     Attention,
     BigBird,
@@ -33,7 +33,7 @@ from harness.components.position import (
 )
 from harness.components.qk_norm import QKNorm
 from harness.decoding import greedy
-from harness.schema import Level
+from harness.schema import Level, UserError
 from harness.spec import ModelSpec
 from harness.trace import Trace
 from harness.transformer import Transformer, build_model
@@ -180,3 +180,9 @@ def test_padding_of_the_source_is_left_out_at_every_step() -> None:
     cache = model.cache(6)
     stepwise = torch.cat([model(token, source, None, real, cache=cache) for token in read.split(1, dim=1)], dim=1)
     torch.testing.assert_close(stepwise, model(read, source[:, :3]), atol=1e-5, rtol=1e-5)
+
+
+def test_an_encoder_does_not_decode() -> None:
+    model = decoder(BASE.replace("architecture", EncoderOnly()))
+    with pytest.raises(UserError, match="an encoder predicts all tokens at once; decode with DecoderOnly"):
+        greedy(model, words(1, 3), 2)

@@ -133,6 +133,13 @@ def test_score_matrices_of_one_head(tokens: int, elements: int, mebibytes: int) 
     assert score_elements(both_sides, tokens) == 255 * tokens
 
 
+def test_an_encoder_decoder_keeps_its_source_too_and_an_encoder_nothing() -> None:
+    decoder = layer(d_model=16, num_heads=2)
+    assert cache_elements(decoder, 10) == 2 * 16 * 10
+    assert cache_elements(decoder.replace("architecture", EncoderDecoder()), 10) == 2 * 2 * 16 * 10
+    assert cache_elements(decoder.replace("architecture", EncoderOnly()), 10) == 0
+
+
 def test_an_encoder_decoder_scores_three_times() -> None:
     full = layer(architecture=EncoderDecoder(), num_heads=2, num_layers=3)
     assert all_score_elements(full, 64) == 3 * 64 * 64 * 2 * 3
@@ -236,6 +243,10 @@ def test_cost_of_a_runs_spec_and_of_a_models(capsys: pytest.CaptureFixture[str],
         (["{wrong}"], "num_heads = 3 does not divide d_model = 64; choose 2 or 4"),
         (["width-768", "--length", "513"], "max_length = 512: learned positions cannot take a sequence of 513 tokens"),
         (["modern", "--length", "0"], "'0' is not a whole number from 1 on"),
+        (
+            ["modern", "--length", "1000000000000"],
+            "--length 1000000000000: this cannot be counted; choose lengths up to",
+        ),
         (["modern", "--number", "fp8"], "there is no 'fp8'; did you mean 'fp32'?"),
     ],
 )

@@ -601,13 +601,12 @@ def test_attention_maps_stand_a_row_a_layer_until_there_are_too_many(
     drawn = block(np.tril(np.full((layers, heads, 5, 5), 0.2)), across=8)
     assert drawn.columns == columns
     assert len(drawn.places) == rows * columns
-    assert drawn.places[-1][2] == (
-        f"layer {layers}, head {heads}" if rows > 1 else f"layer {layers}, mean of {heads} heads"
-    )
+    assert drawn.places[-1][2] == (f"L{layers} H{heads}" if rows > 1 else f"layer {layers}, mean of {heads} heads")
     top, left, _ = drawn.places[0]
     assert drawn.image[top, left] == pytest.approx(0.2)
     assert math.isnan(drawn.image[top, left + 1])  # ahead of the query
     assert [maps_across(tokens) for tokens in (22, 42, 500)] == [8, 4, 1]
+    assert block(np.zeros((1, 2, 12, 12)), across=8).places[-1][2] == "layer 1, head 2"  # where there is room
 
 
 # Names of users' own

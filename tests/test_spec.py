@@ -28,7 +28,7 @@ from harness.spec import (
     WarmupCosine,
 )
 from harness.transformer import build_model
-from tasks import Batch, Copy, Lengths, Retrieval, Reverse, Sort, Translate
+from tasks import AssociativeRecall, Batch, Copy, Lengths, Retrieval, Reverse, Sort, Translate
 from tasks.task import IGNORED
 
 CPU = torch.device("cpu")
@@ -271,13 +271,15 @@ def test_padding_is_never_a_target() -> None:
 def test_an_encoder_answers_in_place_and_only_what_has_as_many_tokens() -> None:
     encoder = ModelSpec(architecture=EncoderOnly())
     assert RunSpec(task=Sort(), model=encoder).layout == "in place"
+    with pytest.raises(ValidationError, match="AssociativeRecall answers 3 tokens with 1;"):
+        RunSpec(task=AssociativeRecall(), model=encoder)
     with pytest.raises(ValidationError) as caught:
-        RunSpec(task=Retrieval(), model=encoder)
+        RunSpec(task=Retrieval(lengths=Lengths(train=(10, 10), test=())), model=encoder)
     assert explain(caught.value) == (
-        "RunSpec: model.architecture = EncoderOnly predicts in place, Retrieval answers length 10 with 1 tokens; use "
+        "RunSpec: model.architecture = EncoderOnly predicts in place, Retrieval answers 21 tokens with 1; use "
         "DecoderOnly() or EncoderDecoder()"
     )
-    with pytest.raises(ValidationError, match="Translate answers length 1 with any number of tokens"):
+    with pytest.raises(ValidationError, match="Translate answers with as many tokens as it takes"):
         RunSpec(task=Translate(), model=encoder)
 
 

@@ -66,7 +66,7 @@ def accuracy(found: Findings, look: Look) -> Picture | None:
     for ax, task in zip(axes, tasks, strict=True):
         _lengths_panel(ax, lengths[lengths["task"] == task], seeds[seeds["task"] == task], look)
         _training_range(ax, document["train_lengths"].get(task))
-        ax.set(title=safe(task), xlabel="length of the source (tokens)")
+        ax.set(title=safe(task), xlabel="length of the source")
         _label_left(ax, metric)
     shown = [name for name in look if name in set(lengths["variant"])]
     handles: list[Line2D | Patch] = [key(name, look[name]) for name in shown]

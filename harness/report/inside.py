@@ -21,6 +21,7 @@ from harness.report.tables import Findings, records, variants_of
 Floats = npt.NDArray[np.float64]
 
 MAPS = 8  # at most so many maps side by side
+ROOM = 9  # tokens from which on a map is wide enough for its whole title
 MOST_HEADS = 12  # a model with more shows each layer's mean over heads
 WIDTH, SMALLEST, LARGEST = PAGE * 1.5, 0.05, 0.08  # inches: a figure, a map's cells
 FOOT = 0.95  # inches below the maps, for the colour bar
@@ -139,7 +140,8 @@ def block(weights: Floats, across: int) -> MapBlock:
     layers, heads, size, _ = weights.shape
     if heads <= across and layers * heads <= MOST_HEADS:
         grid = weights
-        titles = [[f"layer {layer + 1}, head {head + 1}" for head in range(heads)] for layer in range(layers)]
+        title = "layer {}, head {}" if size >= ROOM else "L{} H{}"
+        titles = [[title.format(layer + 1, head + 1) for head in range(heads)] for layer in range(layers)]
     else:
         grid = weights.mean(axis=1)[None, -across:]
         titles = [[f"layer {layer + 1}, mean of {heads} heads" for layer in range(layers)][-across:]]
@@ -168,7 +170,7 @@ def _draw_sheet(sheet: Floats) -> tuple[Figure, Axes, float]:
     image = ax.imshow(sheet, cmap=colours, vmin=0, vmax=1, interpolation="nearest", aspect="auto")
     ax.set_axis_off()
     scale = figure.add_axes((0.5 - 1.5 / width, 0.45 / height, 3 / width, 0.09 / height))
-    label = "attention weight (grey: tokens ahead, not visible)"
+    label = "attention weight (grey: tokens ahead)"
     figure.colorbar(image, cax=scale, orientation="horizontal", label=label)
     return figure, ax, cell
 
@@ -197,8 +199,8 @@ def _attention_caption(maps: list[Maps]) -> str:
     step = f"step {steps[0]}" if len(steps) == 1 else "its last recorded step"
     return (
         f"Attention weights on one fixed probe sequence, {when}, at {step}. A row of a map is the token that "
-        "looks (query), a column the token looked at (key); a row sums to 1. Axes name the tokens of the "
-        "sequence."
+        "looks (query), a column the token looked at (key). A row of a softmax sums to 1, zero also where a window "
+        "hides the token. Of an encoder-decoder the decoder's own attention is shown. Axes name the tokens."
     )
 
 

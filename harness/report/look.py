@@ -109,8 +109,9 @@ def panels(count: int, height: float = 2.5, *, share_y: bool = True) -> tuple[Fi
 
 
 def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int | None = None) -> None:
-    """One legend under all panels."""
+    """One legend under all panels, in no more columns than a narrow figure holds."""
     wide = figure.get_figwidth() > COLUMN * 1.5
+    columns = columns if wide or columns is None else min(columns, 2)
     figure.legend(
         handles=list(handles),
         loc="outside lower center",

@@ -30,7 +30,7 @@ def test_the_answer_is_the_oracles(task: Task, length: int, seed: int) -> None:
     source = sources(task, 8, length, seed)
     answer = task.answer(source)
     assert [task.oracle(row) for row in source.tolist()] == answer.tolist()
-    assert task.answer_length(length) == answer.shape[1]
+    assert task.widths(length) == (source.shape[1], answer.shape[1])
     assert int(torch.cat([source, answer], dim=1).min()) >= FIRST_SYMBOL
     assert int(torch.cat([source, answer], dim=1).max()) < task.vocab_size
 
