@@ -135,8 +135,8 @@ def plan(options: "Namespace", found: "Found") -> Answer:
     comparisons = (len(planned.variants) - 1) * len(planned.ablation.tasks)
     notices = [*expected.notices]
     if len(planned.seeds) < (fewest := fewest_seeds(comparisons)):
-        few = f"with {len(planned.seeds)} seeds nothing can be decided: {comparisons} comparison{'s' * (comparisons != 1)} need{'s' * (comparisons == 1)} {fewest}"
-        notices.append(f"{few} (--seeds {fewest})")
+        few = f"with {len(planned.seeds)} seeds nothing can be decided"
+        notices.append(f"{few}: comparisons with the baseline ({comparisons}) need {fewest} (--seeds {fewest})")
     document = {
         "study": found.name,
         "budget": planned.budget,
