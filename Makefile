@@ -3,7 +3,8 @@
 #   make ablation-NAME   run what is left of a study, then write its report (ablations/NAME.py; dashes or underscores)
 #                        BUDGET=smoke|quick|full SEEDS=N JOBS=N|auto DEVICE=auto|cpu|cuda TRACKING_URI=URI RESULTS=DIR
 #   make dashboard       MLflow's pages on the local store (PORT=N RESULTS=DIR)
-#   make test            all tests, on both cores (ARGS='-k rope' for some)
+#   make test            the tests, on both cores, but for the slowest (ARGS='-k rope' for some)
+#   make test-slow       the slowest: processes really killed, hundreds of random combinations
 #   make lint            style, types, import rules
 #   make bench           speed against bare loops and against x-transformers
 #   make bench-attention time and memory of attention against length, and of decoding against the cache
@@ -23,7 +24,7 @@ options = $(if $(BUDGET),--budget '$(BUDGET)') $(if $(SEEDS),--seeds '$(SEEDS)')
 	$(if $(DEVICE),--device '$(DEVICE)') $(if $(TRACKING_URI),--tracking-uri '$(TRACKING_URI)') $(results)
 results = $(if $(RESULTS),--results '$(RESULTS)')
 
-.PHONY: help setup test lint bench bench-attention gpu-check dashboard always
+.PHONY: help setup test test-slow lint bench bench-attention gpu-check dashboard always
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
 
@@ -40,7 +41,10 @@ dashboard: $(VENV)/installed
 	$(python) -m harness dashboard $(if $(PORT),--port '$(PORT)') $(results)
 
 test: $(VENV)/installed
-	$(python) -m pytest -n 2 --dist worksteal $(ARGS)
+	$(python) -m pytest -n 2 --dist worksteal -m 'not slow' $(ARGS)
+
+test-slow: $(VENV)/installed
+	$(python) -m pytest -n 2 --dist worksteal -m slow $(ARGS)
 
 lint: $(VENV)/installed
 	$(python) -m ruff check .
