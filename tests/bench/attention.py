@@ -157,6 +157,7 @@ def exponent(lengths: list[int], values: list[float]) -> float:
 
 def main() -> None:
     """Measure everything, write the page and its figure."""
+    commit()  # remembered now: the figure that is about to be written is a change too
     growth = {}
     for name, variant in VARIANTS.items():
         lengths = [n for n in LENGTHS if n <= variant.longest]
