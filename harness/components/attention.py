@@ -5,7 +5,9 @@ encoder wrote as `memory` (cross-attention), and a cache that they extend.
 """
 
 from abc import abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
@@ -15,6 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from harness.components.cache import FullCache, LayerCache, MemoryCache, StateCache, TokenCache, WindowCache
+from harness.components.kernel import same_kernels
 from harness.components.linear import InputProjection, without_autocast
 from harness.components.norm import RMSNormalisation
 from harness.components.output_projection import OutputProjection
@@ -358,7 +361,8 @@ class Everything(nn.Module):
         """The same, some queries at a time, and once more in the backward pass: memory grows with T, not with T²."""
         length = heads.query.shape[2]
         firsts = range(0, length, self.STRIP)
-        strips = [checkpoint(self._strip, heads, n, min(n + self.STRIP, length), use_reentrant=False) for n in firsts]
+        again = partial(checkpoint, use_reentrant=False, context_fn=lambda: (nullcontext(), same_kernels()))
+        strips = [again(self._strip, heads, n, min(n + self.STRIP, length)) for n in firsts]
         return torch.cat(strips, dim=2)
 
     def _strip(self, heads: Heads, first: int, last: int) -> Tensor:
@@ -376,10 +380,6 @@ class Everything(nn.Module):
             relation=relation,
         )
         return self.mix(part)
-
-    def weights(self, heads: Heads) -> Tensor:
-        """softmax(QKᵀ + bias), `(B, H, T, K)`: what `mix` never stores."""
-        return explicit_weights(self, heads)
 
     def cache(self, capacity: int) -> TokenCache:
         """An empty cache for so many tokens."""
@@ -455,10 +455,6 @@ class Blocks(nn.Module):
             relation=replace(heads.relation, queries=heads.relation.queries[:count]),
         )
         return torch.cat([Everything().mix(first), mixed[:, :, count:]], dim=2)
-
-    def weights(self, heads: Heads) -> Tensor:
-        """softmax(QKᵀ + bias), `(B, H, T, K)`, zero where a key is not seen."""
-        return explicit_weights(self, heads)
 
     def _blocked(self, heads: Heads) -> Tensor:
         batch, _, length, _ = heads.query.shape
@@ -561,7 +557,7 @@ class MultiHeadAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         heads = Heads(query, key, value, raw, relation, numbers, causal, real, dropout)
         if trace is not None:
-            trace.keep(trace_name(memory, cache), self.pattern.weights(heads))
+            trace.keep(trace_name(memory, cache), explicit_weights(self.pattern, heads))
         return self.output(joined(self.pattern.mix(heads)))
 
     def _read(self, source: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -639,7 +635,7 @@ class LatentAttention(nn.Module):
         query = torch.cat([content, turned], dim=-1)
         heads = Heads(query, key, value, place, relation, numbers, causal, real, self.dropout if self.training else 0.0)
         if trace is not None:
-            trace.keep(trace_name(memory, cache), self.pattern.weights(heads))
+            trace.keep(trace_name(memory, cache), explicit_weights(self.pattern, heads))
         mixed = self.pattern.mix(heads)
         if absorbed:
             mixed = mixed[..., : self.d_latent] @ self._per_head(self.value_up).mT

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -71,6 +72,17 @@ class Math(Kernel):
     def context(self) -> AbstractContextManager[Any]:
         """Torch's math backend."""
         return sdpa_kernel(SDPBackend.MATH)
+
+
+def same_kernels() -> AbstractContextManager[Any]:
+    """A context, to be entered later, in which attention may run on the kernels that are enabled now."""
+    enabled = {
+        SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled(),
+        SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled(),
+        SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled(),
+        SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled(),
+    }
+    return sdpa_kernel([backend for backend, is_on in enabled.items() if is_on])
 
 
 def backend_of(forward: Callable[[], Tensor]) -> str:

@@ -32,6 +32,7 @@ from harness.components.attention import (
     attention_weights,
     fused_attention,
 )
+from harness.components.kernel import Fastest, Math
 from harness.components.norm import LayerNorm, RMSNorm
 from harness.components.output_projection import NoProjection, Projection
 from harness.components.position import (
@@ -817,3 +818,16 @@ def test_a_bias_in_strips_is_the_whole_bias(
 
     for whole, strips in zip(results(1000), results(8), strict=True):
         torch.testing.assert_close(strips, whole, atol=1e-10, rtol=1e-10)
+
+
+def test_strips_are_computed_again_on_the_kernel_of_their_first_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Everything, "STRIP", 8)
+    spec = ModelSpec(d_model=16, num_heads=2, position=ALiBi(), architecture=EncoderOnly())
+    model, tokens = build_model(spec, 10, seed=0), torch.randint(10, (2, 20))
+    gradients = []
+    for kernel in (Math(), Fastest()):
+        model.zero_grad()
+        model.outputs(tokens, kernel=kernel.context).logits.square().sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    for explicit, fastest in zip(*gradients, strict=True):
+        torch.testing.assert_close(explicit, fastest, atol=1e-3, rtol=1e-3)
