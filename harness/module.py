@@ -77,7 +77,8 @@ class TransformerModule(pl.LightningModule):
         seed_global(self.spec.seed, "step", self.global_step)
         batch = self.batch(self.global_step)
         train = self.spec.train
-        output = self.model.outputs(*batch.reading, recompute=train.recompute, kernel=train.kernel.context)
+        with train.kernel.context():
+            output = self.model.outputs(*batch.reading, recompute=train.recompute)
         loss = answer_loss(output.logits, batch.targets, train.label_smoothing)
         self.loss, self.shape = loss.detach(), batch.shape
         right = output.logits.detach().argmax(-1) == batch.targets

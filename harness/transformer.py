@@ -5,7 +5,7 @@ keys, H heads, G groups of keys, V words in the vocabulary, d_model the width of
 head, d_ff the width inside the feed-forward sublayer, E experts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from harness.components.cache import LayerCache, MemoryCache
 from harness.components.feedforward import MixtureOfExperts, Routing
 from harness.components.init import initialise
+from harness.components.kernel import same_kernels
 from harness.components.position import Relation, places
 from harness.components.residual import ResidualStep
 from harness.trace import Trace
@@ -153,7 +154,7 @@ class Stack(nn.Module):
         reading: Reading,
         cache: Cache | None = None,
         *,
-        recompute: Callable[[], AbstractContextManager[Any]] | None = None,
+        recompute: bool = False,
     ) -> tuple[Tensor, list[Routing]]:
         """What the blocks make of embeddings, and what their routers did; `recompute` keeps only each block's input
         for the backward pass. Raises `UnsupportedLength` where the positions cannot take so many tokens.
@@ -167,8 +168,8 @@ class Stack(nn.Module):
         for layer, block in enumerate(self.blocks):
             own = self.position.in_layer(relation, layer)
             kept = cache.blocks[layer] if cache else None
-            if recompute is not None and self.training:
-                passes = partial(_two_passes, block, recompute)
+            if recompute and self.training:
+                passes = partial(_two_passes, block)
                 x, routing = checkpoint(block, x, own, reading, kept, use_reentrant=False, context_fn=passes)
             else:
                 x, routing = block(x, own, reading, kept)
@@ -179,18 +180,16 @@ class Stack(nn.Module):
         return x if self.final_norm is None else self.final_norm(x, reading.real), routings
 
 
-def _two_passes(
-    block: nn.Module, kernel: Callable[[], AbstractContextManager[Any]]
-) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Around a block's two passes over the same tokens: the second takes the kernel of the first, and moves no running
+def _two_passes(block: nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Around a block's two passes over the same tokens: the second takes the kernels of the first, and moves no running
     moments.
     """
-    return nullcontext(), _again(block, kernel)
+    return nullcontext(), _again(block, same_kernels())
 
 
 @contextmanager
-def _again(block: nn.Module, kernel: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    with buffers_kept(block), kernel():
+def _again(block: nn.Module, kernels: AbstractContextManager[Any]) -> Iterator[None]:
+    with buffers_kept(block), kernels:
         yield
 
 
@@ -241,7 +240,6 @@ class Transformer(Stack):
         cache: Cache | None = None,
         trace: Trace | None = None,
         recompute: bool = False,
-        kernel: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Output:
         """One pass over token ids `(B, T)`, with an encoder also over `source` `(B, S)`.
 
@@ -253,21 +251,18 @@ class Transformer(Stack):
             cache: from `cache()`; extended in place.
             trace: where internals are kept.
             recompute: compute blocks twice to save memory (Chen et al. 2016, arXiv:1604.06174).
-            kernel: makes a context in which attention runs on a kernel (`harness.components.kernel`).
 
         Raises:
             UnsupportedLength: the positions cannot take so many tokens.
         """
         memory: Tensor | None = None
         routings: list[Routing] = []
-        again = kernel if recompute else None
-        with kernel():
-            if self.encoder is not None and (cache is None or cache.length == 0):
-                assert source is not None, "an encoder-decoder reads a source"
-                read = Reading(causal=False, real=source_real)
-                memory, routings = self.encoder.read(self.embed(source), read, recompute=again)
-            reading = Reading(self.causal, real, memory, source_real, trace)
-            x, more = self.read(self.embed(tokens), reading, cache, recompute=again)
+        if self.encoder is not None and (cache is None or cache.length == 0):
+            assert source is not None, "an encoder-decoder reads a source"
+            read = Reading(causal=False, real=source_real)
+            memory, routings = self.encoder.read(self.embed(source), read, recompute=recompute)
+        reading = Reading(self.causal, real, memory, source_real, trace)
+        x, more = self.read(self.embed(tokens), reading, cache, recompute=recompute)
         logits = functional.linear(x, self.embedding.weight) if self.head is None else self.head(x)
         return Output(logits, routings + more)
 

@@ -507,13 +507,12 @@ def explicit_weights(pattern: Everything | Blocks, heads: Heads) -> Tensor:
     return attention_weights(heads.query, heads.key, heads.bias(), causal=False, visible=visible_keys(mask, heads.real))
 
 
-class MultiHeadAttention(nn.Module):
-    """softmax(scale · QKᵀ + bias) V in `num_heads` subspaces of d_head dimensions, mixed by an output projection.
-
-    `groups` keys and values are shared by num_heads / groups queries each; `pattern` says which keys a query sees.
+class Projected(nn.Module):
+    """Base of the attentions with a projection each for queries, keys and values: `num_heads` queries and `groups`
+    keys and values of d_head dimensions.
     """
 
-    def __init__(self, parts: Parts, groups: int, pattern: "Everything | Blocks") -> None:
+    def __init__(self, parts: Parts, groups: int) -> None:
         super().__init__()
         shape = parts.shape
         self.num_heads, self.groups, self.dropout = shape.num_heads, groups, parts.dropout
@@ -522,8 +521,28 @@ class MultiHeadAttention(nn.Module):
         self.value = InputProjection(shape.d_model, groups * shape.d_head, bias=False)
         self.query_norm, self.key_norm = parts.qk_norm.build(shape.d_head), parts.qk_norm.build(shape.d_head)
         self.scale = parts.scale.build(shape)
-        self.pattern = pattern
         self.output = parts.output_projection.build(shape)
+
+    def scaled_queries(self, x: Tensor) -> Tensor:
+        """`(B, T, d_model)` to normalised and scaled queries `(B, H, T, d_head)`."""
+        queries: Tensor = self.scale(self.query_norm(split(self.query(x), self.num_heads)))
+        return queries
+
+    def keys_and_values(self, x: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`(B, K, d_model)` to normalised keys and values, each `(B, G, K, d_head)`."""
+        assert x is not None
+        return self.key_norm(split(self.key(x), self.groups)), split(self.value(x), self.groups)
+
+
+class MultiHeadAttention(Projected):
+    """softmax(scale · QKᵀ + bias) V in `num_heads` subspaces of d_head dimensions, mixed by an output projection.
+
+    `groups` keys and values are shared by num_heads / groups queries each; `pattern` says which keys a query sees.
+    """
+
+    def __init__(self, parts: Parts, groups: int, pattern: "Everything | Blocks") -> None:
+        super().__init__(parts, groups)
+        self.pattern = pattern
 
     def cache(self, capacity: int) -> TokenCache:
         """An empty cache."""
@@ -545,11 +564,11 @@ class MultiHeadAttention(nn.Module):
         Keys and values come from `memory` `(B, S, d_model)` where there is one; `real` `(B, K)` is False at padding.
         Traced calls keep `attention` (of memory: `cross_attention`), `(B, H, T, K)`, rows are queries.
         """
-        raw = self.scale(self.query_norm(split(self.query(x), self.num_heads)))
+        raw = self.scaled_queries(x)
         if isinstance(cache, MemoryCache):
-            query, (key, value) = raw, cache.once(lambda: self._read(memory))
+            query, (key, value) = raw, cache.once(lambda: self.keys_and_values(memory))
         else:
-            key, value = self._read(x if memory is None else memory)
+            key, value = self.keys_and_values(x if memory is None else memory)
             query, key = relation.encode(raw, key)
         numbers = torch.arange(key.shape[2], device=key.device)
         if isinstance(cache, TokenCache):
@@ -559,11 +578,6 @@ class MultiHeadAttention(nn.Module):
         if trace is not None:
             trace.keep(trace_name(memory, cache), explicit_weights(self.pattern, heads))
         return self.output(joined(self.pattern.mix(heads)))
-
-    def _read(self, source: Tensor | None) -> tuple[Tensor, Tensor]:
-        assert source is not None
-        key, value = split(self.key(source), self.groups), split(self.value(source), self.groups)
-        return self.key_norm(key), value
 
 
 def trace_name(memory: Tensor | None, cache: LayerCache | None) -> str:
@@ -657,22 +671,13 @@ class LatentAttention(nn.Module):
         return up.weight.unflatten(0, (self.num_heads, self.d_head))
 
 
-class LinearAttention(nn.Module):
+class LinearAttention(Projected):
     """Linear's module. Training computes chunks of `CHUNK` tokens and carries the sums between them."""
 
     CHUNK = 64
 
     def __init__(self, parts: Parts) -> None:
-        super().__init__()
-        shape = parts.shape
-        width = shape.num_heads * shape.d_head
-        self.num_heads = shape.num_heads
-        self.query = InputProjection(shape.d_model, width, bias=False)
-        self.key = InputProjection(shape.d_model, width, bias=False)
-        self.value = InputProjection(shape.d_model, width, bias=False)
-        self.query_norm, self.key_norm = parts.qk_norm.build(shape.d_head), parts.qk_norm.build(shape.d_head)
-        self.scale = parts.scale.build(shape)
-        self.output = parts.output_projection.build(shape)
+        super().__init__(parts, parts.shape.num_heads)
 
     def cache(self, capacity: int) -> StateCache:
         """An empty state."""
@@ -691,9 +696,8 @@ class LinearAttention(nn.Module):
     ) -> Tensor:
         """As `MultiHeadAttention`, without memory; the weights that are traced are what a softmax would give."""
         assert memory is None
-        query, key = split(self.query(x), self.num_heads), split(self.key(x), self.num_heads)
-        value = split(self.value(x), self.num_heads)
-        query, key = positive(self.scale(self.query_norm(query))), positive(self.key_norm(key))
+        key, value = self.keys_and_values(x)
+        query, key = positive(self.scaled_queries(x)), positive(key)
         if real is not None:
             key = key * real[:, None, :, None]
         turned_query, turned_key = relation.encode(query, key)
