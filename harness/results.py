@@ -14,6 +14,8 @@ from harness.record import RunRecord, read_curves
 from harness.schema import UserError
 
 ENDED = ("finished", "diverged", "out_of_memory", "failed")
+LEARNING_TIME = "learning_time"
+THRESHOLD = "train/steps_to_threshold"
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,13 @@ class StudyData:
     @property
     def terms(self) -> dict[str, Any]:
         """The terms of the study's comparison, as arguments of `stats.compare`."""
-        return {key: self.document[key] for key in ("baseline", "margin", "higher_is_better")}
+        terms = {key: self.document[key] for key in ("baseline", "margin", "higher_is_better")}
+        return terms | {"against": self.document.get("against", {})}
+
+    @property
+    def metric(self) -> str:
+        """The metric that is shown by length: the declared score, or exact match where that has no lengths."""
+        return "exact_match" if self.document["score"] == LEARNING_TIME else str(self.document["score"])
 
     def _directories(self) -> Iterator[tuple[tuple[str, str, int], Path]]:
         for run in self.document["runs"]:
@@ -76,14 +84,25 @@ class StudyData:
 
         A run that could not be trained to the end (diverged) scores 0. One that failed, ran out of memory or has not
         ended has no score (NaN), and still counts where a correction asks how many comparisons the study makes.
-        For a task without test lengths the training lengths count.
+        For a task without test lengths the training lengths count. `learning_time` is the share of the training steps
+        after which the training lengths were learned, 1 for a run that did not learn them or diverged.
         """
         planned = self.runs[["variant", "task", "seed"]]
+        if self.document["score"] == LEARNING_TIME:
+            return planned.assign(score=self._learning_time())
         scored = self.scores[self.scores["metric"] == self.document["score"]]
         untested = [task for task, lengths in self.document["test_lengths"].items() if not lengths]
         counted = scored[(scored["split"] == "test") | scored["task"].isin(untested)]
         means = counted.groupby(["variant", "task", "seed"], sort=False)["value"].mean()
         return planned.merge(means.rename("score").reset_index(), how="left", on=["variant", "task", "seed"])
+
+    def _learning_time(self) -> pd.Series:
+        planned = self.document["spec"]["train"]["steps"]
+        changed = {v: fields.get("train.steps", planned) for v, fields in self.document["differences"].items()}
+        learned = self.runs.get(THRESHOLD, pd.Series(np.nan, index=self.runs.index)).astype("float64")
+        share = learned / self.runs["variant"].map(changed).fillna(planned)
+        share = share.where(self.runs["status"] == "finished", 1.0).fillna(1.0)
+        return share.where(self.runs["status"].isin(("finished", "diverged")))
 
 
 def load_study(folder: Path) -> StudyData:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import bisect
 import difflib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +50,7 @@ def compare(
     margin: float,
     higher_is_better: bool = True,
     alpha: float = 0.05,
+    against: Mapping[str, str] | None = None,
 ) -> pd.DataFrame:
     """Compare each variant with the baseline on each task, paired by seed.
 
@@ -62,6 +63,7 @@ def compare(
         margin: The largest difference that does not matter, in units of the score.
         higher_is_better: Turns *better* and *worse* around; it changes no number.
         alpha: The family-wise error rate of *better* and *worse*; the error rate a row of *equivalent*.
+        against: For some variants, which other one they are compared with instead of the baseline.
 
     Returns:
         A row for every other variant and every task, in order of first appearance; no value depends on the
@@ -88,13 +90,14 @@ def compare(
           correction for all rows (6, 8, 9 for 1, 5, 10 rows at α = .05); at most `MOST_SEEDS`.
 
     Raises:
-        UserError: A column is missing, a row lacks a name or seed, a run appears twice, the baseline is not
-            there, `margin` is negative or not finite, `alpha` is outside (0, .5).
+        UserError: A column is missing, a row lacks a name or seed, a run appears twice, the baseline (or
+            another that a variant is compared with) is not there, `margin` is negative or not finite, `alpha` is
+            outside (0, .5).
 
     Sources: Holm 1979; Hedges 1981; Schuirmann 1987 (TOST); Clopper and Pearson 1934; Phipson and Smyth 2010
     (arXiv:1603.05766) for the p of sampled permutations.
     """
-    rows = [_summarise(arms, margin) for arms in _pair(scores, baseline, margin, alpha)]
+    rows = [_summarise(arms, margin) for arms in _pair(scores, baseline, margin, alpha, against)]
     corrected = holm([row.p for row in rows])
     tested = zip(rows, corrected, strict=True)
     verdicts = [_verdict(row, p_holm, margin, higher_is_better, alpha) for row, p_holm in tested]
@@ -121,7 +124,13 @@ def compare(
     )
 
 
-def ceilings(scores: pd.DataFrame, baseline: str, margin: float, alpha: float = 0.05) -> pd.DataFrame:
+def ceilings(
+    scores: pd.DataFrame,
+    baseline: str,
+    margin: float,
+    alpha: float = 0.05,
+    against: Mapping[str, str] | None = None,
+) -> pd.DataFrame:
     """The comparisons in which at least half of the pairs tie, and what they leave open.
 
     A pair ties if its scores are equal, or if both lie within half a margin of the same end of [0, 1]: there
@@ -131,7 +140,7 @@ def ceilings(scores: pd.DataFrame, baseline: str, margin: float, alpha: float = 
     one-sided Clopper–Pearson bound: with probability 1 − α the rate of pairs that do not tie is below it)
     and `sentence`, the same for a reader. Arguments and errors are those of `compare`.
     """
-    rows = [_summarise(arms, margin) for arms in _pair(scores, baseline, margin, alpha)]
+    rows = [_summarise(arms, margin) for arms in _pair(scores, baseline, margin, alpha, against)]
     rows = [row for row in rows if row.at_ceiling]
     bounds = [_failure_bound(row.n - row.ties, row.n, alpha) for row in rows]
     sentences = [
@@ -216,7 +225,7 @@ def summary_interval(values: npt.ArrayLike, alpha: float = 0.05) -> tuple[float,
 
 @dataclass(frozen=True, slots=True)
 class _Arms:
-    """The scores of one variant and of the baseline on one task, seed by seed."""
+    """The scores of one variant and of what it is compared with on one task, seed by seed."""
 
     variant: str
     task: str
@@ -225,7 +234,9 @@ class _Arms:
     has_ends: bool  # the study's scores lie in [0, 1]
 
 
-def _pair(scores: pd.DataFrame, baseline: str, margin: float, alpha: float) -> list[_Arms]:
+def _pair(
+    scores: pd.DataFrame, baseline: str, margin: float, alpha: float, against: Mapping[str, str] | None
+) -> list[_Arms]:
     """The arms of every comparison of a study; checks everything a user can get wrong."""
     if not (math.isfinite(margin) and margin >= 0):
         raise UserError(f"margin: must be a finite number of at least 0, not {margin}.")
@@ -239,20 +250,26 @@ def _pair(scores: pd.DataFrame, baseline: str, margin: float, alpha: float) -> l
         return []
 
     variants, tasks, grid = _grid(scores)
-    if str(baseline) not in variants:
-        near = difflib.get_close_matches(str(baseline), variants, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(variants)}."
-        raise UserError(f"baseline: no score belongs to a variant {str(baseline)!r}; {hint}")
-    reference = variants.index(str(baseline))
+    first = _index(variants, str(baseline), "baseline")
+    others = {name: _index(variants, other, f"against.{name}") for name, other in (against or {}).items()}
     has_ends = not bool(((grid < 0) | (grid > 1)).any())
 
     arms = []
     for i, variant in enumerate(variants):
+        reference = others.get(variant, first)
         for j, task in enumerate(tasks):
             paired = ~np.isnan(grid[i, j]) & ~np.isnan(grid[reference, j])
-            if i != reference:
+            if i != first:
                 arms.append(_Arms(variant, task, grid[i, j, paired], grid[reference, j, paired], has_ends))
     return arms
+
+
+def _index(variants: list[str], name: str, asked_by: str) -> int:
+    if name not in variants:
+        near = difflib.get_close_matches(name, variants, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(variants)}."
+        raise UserError(f"{asked_by}: no score belongs to a variant {name!r}; {hint}")
+    return variants.index(name)
 
 
 def _grid(scores: pd.DataFrame) -> tuple[list[str], list[str], Floats]:

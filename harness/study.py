@@ -46,8 +46,13 @@ class Ablation(Spec):
     """One question, asked by training the same model with one component changed.
 
     `variants` maps a name to what it changes in the baseline's RunSpec, by dotted path (`{"model.position": RoPE()}`);
-    `axes` names the paths that may differ, and nothing else may. `margin` is the difference in score that would matter:
-    two variants closer than that count as equivalent. Budgets change every variant alike.
+    `axes` names the paths that may differ, and nothing else may. Each variant is compared with the baseline, or with
+    the variant that `against` names for it (the rung below on a ladder, its partner at another depth). `margin` is the
+    difference in score that would matter: two variants closer than that count as equivalent. Budgets change every
+    variant alike.
+
+    `score` is a metric's mean over the test lengths, or `learning_time`: the share of the training steps after which
+    the training lengths were learned (1: never), for tasks that all variants solve in the end; lower is better.
     """
 
     question: Annotated[str, MinLen(1)]
@@ -59,7 +64,8 @@ class Ablation(Spec):
     axes: Annotated[tuple[str, ...], MinLen(1)]
     baseline: str
     variants: Annotated[dict[str, Overrides], MinLen(1)]
-    score: Literal["exact_match", "exact_match_no_end", "token_accuracy"] = "exact_match"
+    against: dict[str, str] = Field(default_factory=dict)
+    score: Literal["exact_match", "exact_match_no_end", "token_accuracy", "learning_time"] = "exact_match"
     higher_is_better: bool = True
     margin: Annotated[float, Gt(0), Lt(1)] = 0.1
     budgets: Annotated[dict[str, Budget], MinLen(1)] = Field(default_factory=lambda: {"quick": Budget()})
@@ -68,6 +74,10 @@ class Ablation(Spec):
     def _sound(self) -> "Ablation":
         if self.baseline not in self.variants:
             raise ValueError(f"baseline = {self.baseline!r} is no variant; {nearest(self.baseline, self.variants)}")
+        self._check_references()
+        if self.higher_is_better == (self.score == "learning_time"):
+            right = not self.higher_is_better
+            raise ValueError(f"higher_is_better = {not right} does not fit score = {self.score!r}; use {right}")
         if self.score == "exact_match" and not all(task.train_end_token for task in self.tasks.values()):
             raise ValueError(
                 "score = 'exact_match' asks for the end token, which a task does not train; use 'exact_match_no_end'"
@@ -85,6 +95,22 @@ class Ablation(Spec):
         for budget in self.budgets:
             self._differ(budget)
         return self
+
+    def _check_references(self) -> None:
+        """Each comparison has two arms, and every chain of them ends at the baseline."""
+        for variant, other in self.against.items():
+            for name in (variant, other):
+                if name not in self.variants:
+                    raise ValueError(f"against.{variant}: {name!r} is no variant; {nearest(name, self.variants)}")
+            seen, at = {variant}, other
+            while at != self.baseline and at not in seen:
+                seen.add(at)
+                at = self.against.get(at, self.baseline)
+            if at in seen or variant == self.baseline:
+                raise ValueError(
+                    f"against.{variant}: comparisons must lead to the baseline {self.baseline!r}, which has none; "
+                    f"name a variant that does"
+                )
 
     def _check_axes(self) -> None:
         """Axes exist, are the component's or the training's, and no budget moves along one."""
@@ -245,6 +271,7 @@ class Plan:
             "why": ablation.why,
             "axes": list(ablation.axes),
             "baseline": ablation.baseline,
+            "against": ablation.against,
             "variants": self.variants,
             "tasks": list(tasks),
             "seeds": list(self.seeds),

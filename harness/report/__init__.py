@@ -24,6 +24,7 @@ from PIL import Image as Raster
 from harness.record import write_atomically
 from harness.report.answer import answer
 from harness.report.blocks import Image, Page
+from harness.report.chapters import CHAPTERS
 from harness.report.figures import Picture, score_pictures
 from harness.report.inside import inside_pictures
 from harness.report.look import drawing
@@ -61,7 +62,8 @@ def write_report(data: "StudyData", folder: Path, *, publish: bool = False) -> N
 def _draw(found: Findings, folder: Path, dpi: int) -> dict[str, Image]:
     folder.mkdir(parents=True, exist_ok=True)
     with drawing():
-        pictures = chain(score_pictures(found), inside_pictures(found))
+        chapters = (chapter.pictures(found) for chapter in CHAPTERS)
+        pictures = chain(score_pictures(found), *chapters, inside_pictures(found))
         return {picture.name: _save(picture, folder, dpi) for picture in pictures}
 
 

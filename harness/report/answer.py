@@ -16,6 +16,7 @@ from harness.report.wording import (
     metric_name,
     span,
 )
+from harness.results import LEARNING_TIME
 from harness.stats import fewest_seeds
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def sentences(data: "StudyData", comparison: pd.DataFrame) -> tuple[str, str]:
 def score_phrase(document: dict[str, Any]) -> str:
     """`mean exact match at lengths 11–20`: the primary score, as the document declares it."""
     name = f"mean {metric_name(document['score'])}"
+    if document["score"] == LEARNING_TIME:
+        return f"{name} (share of the training steps)"
     tests = {tuple(lengths) for lengths in document["test_lengths"].values() if lengths}
     if len(tests) == 1:
         return f"{name} at {lengths_phrase(list(tests.pop()))}"
@@ -62,13 +65,16 @@ def _shown(data: "StudyData", comparison: pd.DataFrame) -> str:
         return f"The study has only its baseline, {baseline}, and so compares nothing: {_means(data)} ({score})."
     if not comparison["verdict"].isin(DECIDED).any():
         return (
-            f"No variant is shown to be better than, worse than or equivalent to the baseline {baseline} on "
+            f"No variant is shown to be better than, worse than or equivalent to "
+            f"{'what it is compared with' if document.get('against') else f'the baseline {baseline}'} on "
             f"{listed(document['tasks'], 'or')}, judged by {score}."
         )
     clauses = [_on_task(task, comparison, document) for task in document["tasks"]]
     so_far = "So far, by" if pending(data) else "By"
+    named = " where nothing else is named" if document.get("against") else ""
     return (
-        f"{so_far} {score} and against the baseline {baseline}, {'; '.join(clauses)} (differences with 95 % intervals)."
+        f"{so_far} {score} and against the baseline {baseline}{named}, {'; '.join(clauses)} "
+        "(differences with 95 % intervals)."
     )
 
 
@@ -85,14 +91,16 @@ def _on_task(task: str, comparison: pd.DataFrame, document: dict[str, Any]) -> s
     groups.append((rows[rows["verdict"] == "equivalent"], f"equivalent within ±{margin}"))
     parts = []
     for group, ending in groups:
-        names = [_with_difference(row) for row in records(group)]
+        names = [_with_difference(row, document) for row in records(group)]
         if names:
             parts.append(f"{listed(names)} {'is' if len(names) == 1 else 'are'} {ending}")
     return f"on {task}, {', '.join(parts)}" if parts else f"on {task}, nothing is shown"
 
 
-def _with_difference(row: dict[Any, Any]) -> str:
-    return f"{row['variant']} ({decimal(row['difference'], 2, signed=True)} {interval(row['low'], row['high'], 2)})"
+def _with_difference(row: dict[Any, Any], document: dict[str, Any]) -> str:
+    size = f"{decimal(row['difference'], 2, signed=True)} {interval(row['low'], row['high'], 2)}"
+    other = document.get("against", {}).get(row["variant"])
+    return f"{row['variant']} ({f'to {other} ' if other else ''}{size})"
 
 
 def _means(data: "StudyData") -> str:

@@ -23,8 +23,10 @@ from harness.report.tables import (
     seed_differences,
     threshold_column,
     variants_of,
+    versus,
 )
 from harness.report.wording import PENDING, listed, metric_name, ranges
+from harness.results import LEARNING_TIME
 
 Look = dict[str, Style]
 
@@ -60,9 +62,9 @@ def accuracy(found: Findings, look: Look) -> Picture | None:
     tasks = [task for task in document["tasks"] if task in set(lengths["task"])]
     if not tasks:
         return None
-    metric = metric_name(document["score"])
+    metric = metric_name(found.data.metric)
     figure, axes = panels(len(tasks), height=2.6)
-    seeds = found.data.scores[found.data.scores["metric"] == document["score"]]
+    seeds = found.data.scores[found.data.scores["metric"] == found.data.metric]
     for ax, task in zip(axes, tasks, strict=True):
         _lengths_panel(ax, lengths[lengths["task"] == task], seeds[seeds["task"] == task], look)
         _training_range(ax, document["train_lengths"].get(task))
@@ -194,7 +196,8 @@ def scores(found: Findings, look: Look) -> Picture | None:
             _mean_and_interval(ax, summary, row, "mean", look[name])
         if table["score"].between(0, 1).all():
             ax.set_xlim(-0.03, 1.03)
-        ax.set(title=safe(task), xlabel=f"mean {metric_name(document['score'])} over the test lengths")
+        over = "" if document["score"] == LEARNING_TIME else " over the test lengths"
+        ax.set(title=safe(task), xlabel=f"mean {metric_name(document['score'])}{over}")
     legend(figure, _point_keys(table), columns=4)
     caption = (
         "Every seed's primary score: a dot a seed, each seed at the same height in every row. The bar is "
@@ -261,7 +264,7 @@ def differences(found: Findings, look: Look) -> Picture | None:
         return None
     names = [name for name in look if name != document["baseline"]]
     order = sorted(pairs["seed"].unique())
-    figure, axes = _rows_figure(len(tasks), names)
+    figure, axes = _rows_figure(len(tasks), [versus(document, name) for name in names])
     for ax, task in zip(axes, tasks, strict=True):
         margin = document["margin"]
         ax.axvspan(-margin, margin, color=FAINT, lw=0, zorder=0.5)
@@ -292,9 +295,10 @@ def _verdict_beside(ax: Axes, row: int, verdict: str) -> None:
 
 
 def _differences_caption(document: dict[str, object]) -> str:
+    baseline = "baseline, or what is named in brackets" if document.get("against") else "baseline"
     better = "to the right" if document.get("higher_is_better", True) else "to the left"
     return (
-        f"Variant minus baseline, paired by seed: a dot a seed, the mean with its 95 % interval; {better} of "
+        f"Variant minus {baseline}, paired by seed: a dot a seed, the mean with its 95 % interval; {better} of "
         "the line is better. Differences inside the shaded margin do not matter in practice. The verdict "
         "also needs a test that is corrected for all comparisons, so an interval that misses zero alone "
         "decides nothing."

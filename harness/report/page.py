@@ -8,14 +8,17 @@ import pandas as pd
 
 from harness.report.answer import lengths_phrase, pending, score_phrase, sentences
 from harness.report.blocks import Block, Cell, Image, Items, Page, Section, Table, Text
+from harness.report.chapters import CHAPTERS
 from harness.report.tables import (
     IN_DISTRIBUTION,
     LEDGER,
     Findings,
     deviations,
     records,
+    reference_of,
     runs_table,
     variants_of,
+    versus,
 )
 from harness.report.wording import (
     ABSENT,
@@ -66,8 +69,10 @@ def compose(found: Findings, images: dict[str, Image], now: datetime | None = No
     document = found.document
     sections = [
         Section("What was compared", _compared(found)),
+        *_chapters(found, images, leads=True),
         Section("Accuracy by length", _accuracy(found, images)),
         Section("Verdicts", _verdicts(found, images)),
+        *_chapters(found, images, leads=False),
         Section("Training", _training(found, images)),
         Section("Inside the models", [image for name, image in images.items() if _is_inside(name)]),
         Section("Runs that did not finish", _failures(found)),
@@ -84,6 +89,18 @@ def compose(found: Findings, images: dict[str, Image], now: datetime | None = No
         glance=_glance(found),
         sections=[section for section in sections if section.blocks],
     )
+
+
+def _chapters(found: Findings, images: dict[str, Image], *, leads: bool) -> list[Section]:
+    return [
+        Section(chapter.title, [*_pictures_of(chapter.name, images), *chapter.blocks(found)])
+        for chapter in CHAPTERS
+        if chapter.leads == leads
+    ]
+
+
+def _pictures_of(chapter: str, images: dict[str, Image]) -> list[Image]:
+    return [image for name, image in images.items() if name == chapter or name.startswith(f"{chapter}_")]
 
 
 def _is_inside(name: str) -> bool:
@@ -105,11 +122,13 @@ def _glance(found: Findings) -> Table | None:
         return None
     cells = {(row["variant"], row["task"]): row for row in records(table)}
     rows = [
-        [Cell(variant), *(_verdict_cell(cells[variant, task], difference=True) for task in document["tasks"])]
-        for variant in variants_of(document)[1:]
+        [Cell(versus(document, name)), *(_verdict_cell(cells[name, t], difference=True) for t in document["tasks"])]
+        for name in variants_of(document)[1:]
     ]
+    others = ", or against what is named in brackets" if document.get("against") else ""
     caption = (
-        f"Each variant against the baseline {document['baseline']}, with the difference in {score_phrase(document)}."
+        f"Each variant against the baseline {document['baseline']}{others}, with the difference in "
+        f"{score_phrase(document)}."
     )
     return Table(["variant", *document["tasks"]], rows, caption)
 
@@ -190,9 +209,7 @@ def _length_table(found: Findings, task: str) -> Table:
     ]
     trained = set(own.loc[own["split"] == "train", "length"])
     heads = [f"{length}{'*' if length in trained else ''}" for length in lengths]
-    caption = (
-        f"Mean {metric_name(found.document['score'])} over seeds. *: a training length. ×: unsupported, counts as 0."
-    )
+    caption = f"Mean {metric_name(found.data.metric)} over seeds. *: a training length. ×: unsupported, counts as 0."
     return Table(["variant", *heads], rows, caption, folded=f"{task}: the numbers, length by length")
 
 
@@ -236,7 +253,7 @@ def _verdict_row(found: Findings, row: dict[Any, Any]) -> list[Cell]:
     is_base = row["variant"] == found.document["baseline"]
     open_ = row["verdict"] == "undecided" and is_known(row["seeds_needed"])
     return [
-        Cell(f"{row['variant']} (baseline)" if is_base else row["variant"]),
+        Cell(f"{row['variant']} (baseline)" if is_base else versus(found.document, row["variant"])),
         Cell(ABSENT) if is_base else _verdict_cell(row),
         Cell(decimal(row["score"])),
         Cell(decimal(row["baseline_score"])),
@@ -257,10 +274,10 @@ def _needed(seeds: Any) -> str:
 
 def _unequal_costs(found: Findings) -> dict[tuple[str, str], str]:
     """What a reader must know of each variant's cost beside its score; wall time, being noisy, stays in the ledger."""
-    bases = {row["task"]: row for row in records(found.ledger) if row["variant"] == found.document["baseline"]}
+    bases = {(row["variant"], row["task"]): row for row in records(found.ledger)}
     notes = {}
     for row in records(found.ledger):
-        changes = deviations(row, bases[row["task"]])
+        changes = deviations(row, bases[reference_of(found.document, row["variant"]), row["task"]])
         parts = [
             f"{LABELS[name]} {changes[name]}" for name in ("parameters", "flops", "tokens", "steps") if name in changes
         ]
@@ -275,7 +292,7 @@ def _how_to_read(found: Findings) -> list[str]:
     return [
         "score, baseline: mean primary score over the pairs; a pair is a seed that has a score in both "
         "arms. The baseline's own row is over all its seeds. difference is variant minus baseline, with "
-        "its 95 % interval.",
+        "its 95 % interval." + " A variant in brackets takes the baseline's place." * bool(document.get("against")),
         "▲ better, ▼ worse: the difference is significant after correction for all comparisons of the "
         "study, however small it is.",
         f"= equivalent: shown to lie within ±{margin}, which this study declared not to matter.",
@@ -356,10 +373,9 @@ def _ledger(found: Findings) -> list[Block]:
     if not found.ledger["runs"].any():
         return [Text("No run has finished yet.")]
     rows = []
-    base: dict[Any, Any] = {}
+    bases = {(row["variant"], row["task"]): row for row in records(found.ledger)}
     for row in records(found.ledger):
-        base = row if row["variant"] == found.document["baseline"] else base
-        changes = deviations(row, base)
+        changes = deviations(row, bases[reference_of(found.document, row["variant"]), row["task"]])
         rows.append(
             [
                 Cell(row["task"]),
@@ -373,7 +389,7 @@ def _ledger(found: Findings) -> list[Block]:
         )
     columns = ["task", "variant", "runs", *(LABELS[name] for name in LEDGER), "attention kernel", "why", "device"]
     caption = (
-        "Medians over finished runs. ≠ marks what is more than 5 % off the baseline, with the difference. "
+        "Medians over finished runs. ≠ marks what is more than 5 % off what the variant is compared with. "
         "Wall time is that of training and depends on what else the machine did; FLOPs are counted, "
         "attention in full."
     )
@@ -399,7 +415,7 @@ def _method_items(found: Findings) -> list[str]:
     return [
         "Pairing. A seed fixes the training data, their order and the initial value of every parameter "
         "that variants share. Each variant is trained with the same seeds as the baseline "
-        f"{document['baseline']}, and differences are taken seed by seed.",
+        f"{document['baseline']}, and differences are taken seed by seed{_references(document)}.",
         f"Score. {metric_name(document['score'])}: {MEANINGS.get(document['score'], 'as named')}; measured "
         "on fresh sequences that have their own random stream, with the right answer fed back (teacher "
         f"forcing). For exact match that equals greedy decoding{_greedy(found)}. The estimand is the mean "
@@ -424,6 +440,11 @@ def _method_items(found: Findings) -> list[str]:
         "Training data are fresh at every step unless the specification below says otherwise; lengths with "
         "so few sequences that training saw most of them or all are marked in the figures.",
     ]
+
+
+def _references(document: dict[str, Any]) -> str:
+    pairs = [f"{variant} − {other}" for variant, other in document.get("against", {}).items()]
+    return f"; here {listed(pairs)}, the others to the baseline" if pairs else ""
 
 
 def _greedy(found: Findings) -> str:

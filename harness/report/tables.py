@@ -27,6 +27,17 @@ def variants_of(document: dict[str, Any]) -> list[str]:
     return [document["baseline"], *(name for name in document["variants"] if name != document["baseline"])]
 
 
+def reference_of(document: dict[str, Any], variant: str) -> str:
+    """What a variant is compared with."""
+    return str(document.get("against", {}).get(variant, document["baseline"]))
+
+
+def versus(document: dict[str, Any], variant: str) -> str:
+    """A variant's name, and in brackets what it is compared with where that is not the baseline."""
+    other = document.get("against", {}).get(variant)
+    return f"{variant} [{other}]" if other else variant
+
+
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """A table's rows as dictionaries."""
     return cast("list[dict[str, Any]]", frame.to_dict("records"))
@@ -67,27 +78,27 @@ def scores_table(data: "StudyData") -> pd.DataFrame:
 def verdicts(data: "StudyData", compared: pd.DataFrame) -> pd.DataFrame:
     """A row a task and variant, the baseline's first: means, difference, verdict, gate, what the verdict leaves open.
 
-    `score` and `baseline_score` are means over the pairs, so that `difference` is their difference; the baseline's own
-    row is over all its seeds.
+    `score` and `baseline_score` (that of `reference`) are means over the pairs, so that `difference` is their
+    difference; the baseline's own row is over all its seeds.
     """
     document = data.document
     scores = data.primary().merge(_gate_passed(data), on=RUN, how="left")
-    base = scores[scores["variant"] == document["baseline"]]
     notes = _ceiling_notes(data)
     rows = []
     for task in document["tasks"]:
-        theirs = base[base["task"] == task].set_index("seed")["score"]
         for variant in variants_of(document):
             own = scores[(scores["task"] == task) & (scores["variant"] == variant)]
             row = {"task": task, "variant": variant, **_gate(own)}
             if variant == document["baseline"]:
                 rows.append(row | {"score": own["score"].mean(), "seeds": int(own["score"].notna().sum())})
                 continue
-            both = own.set_index("seed")["score"].to_frame().assign(theirs=theirs).dropna()
+            row["reference"] = reference_of(document, variant)
+            theirs = scores[(scores["task"] == task) & (scores["variant"] == row["reference"])]
+            both = own.set_index("seed")["score"].to_frame().assign(theirs=theirs.set_index("seed")["score"]).dropna()
             row |= {"score": both["score"].mean(), "baseline_score": both["theirs"].mean(), "seeds": len(both)}
             rows.append(row | _compared(compared, variant, task) | notes.get((variant, task), {}))
     columns = [
-        "task", "variant", "seeds", "score", "baseline_score", "difference", "low", "high", "p", "p_holm",
+        "task", "variant", "reference", "seeds", "score", "baseline_score", "difference", "low", "high", "p", "p_holm",
         "effect_size", "verdict", "seeds_needed", "gate_passed", "gate_of", "gated_score", "failure_bound", "note",
     ]  # fmt: skip
     return pd.DataFrame(rows, columns=columns)
@@ -117,8 +128,8 @@ def _gate(own: pd.DataFrame) -> dict[str, Any]:
 
 
 def _ceiling_notes(data: "StudyData") -> dict[tuple[str, str], dict[str, Any]]:
-    document = data.document
-    found = ceilings(data.primary(), document["baseline"], document["margin"])
+    terms = {key: value for key, value in data.terms.items() if key != "higher_is_better"}
+    found = ceilings(data.primary(), **terms)
     return {
         (row["variant"], row["task"]): {"failure_bound": row["failure_bound"], "note": row["sentence"]}
         for row in records(found)
@@ -126,11 +137,12 @@ def _ceiling_notes(data: "StudyData") -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def seed_differences(data: "StudyData") -> pd.DataFrame:
-    """`variant, task, seed, difference` to the baseline, a row a pair."""
+    """`variant, task, seed, difference` to what each variant is compared with, a row a pair."""
     scores = data.primary()
-    is_base = scores["variant"] == data.document["baseline"]
-    base = scores[is_base].rename(columns={"score": "base"}).drop(columns="variant")
-    paired = scores[~is_base].merge(base, on=["task", "seed"]).dropna(subset=["score", "base"])
+    base = scores.rename(columns={"score": "base", "variant": "reference"})
+    own = scores[scores["variant"] != data.document["baseline"]]
+    own = own.assign(reference=[reference_of(data.document, str(name)) for name in own["variant"]])
+    paired = own.merge(base, on=["reference", "task", "seed"]).dropna(subset=["score", "base"])
     return paired.assign(difference=paired["score"] - paired["base"])[[*RUN, "difference"]]
 
 
@@ -148,7 +160,7 @@ def by_length(data: "StudyData") -> pd.DataFrame:
 
     `mark` is what applies to every seed of the cell, or to some: `unsupported`, `seen`, `diverged (2 of 8)`.
     """
-    scores = data.scores[data.scores["metric"] == data.document["score"]]
+    scores = data.scores[data.scores["metric"] == data.metric]
     rows = []
     for (task, variant, length), cell in scores.groupby(["task", "variant", "length"], sort=False):
         values = cell["value"].astype("float64")
@@ -156,7 +168,7 @@ def by_length(data: "StudyData") -> pd.DataFrame:
             {
                 "task": task,
                 "variant": variant,
-                "length": int(length),
+                "length": int(str(length)),
                 "mean": values.mean(),
                 "worst": values.min(),
                 "best": values.max(),
@@ -192,18 +204,19 @@ def learning_speed(data: "StudyData") -> pd.DataFrame:
 
 
 def ledger(data: "StudyData") -> pd.DataFrame:
-    """What each cell cost, medians over finished runs; `unequal` is what is over 5 % off the baseline."""
+    """What each cell cost, medians over finished runs; `unequal` is what is over 5 % off what it is compared with."""
     runs = data.runs[data.runs["status"] == "finished"]
     rows = []
     for task in data.document["tasks"]:
-        base: dict[str, Any] = {}
+        costs: dict[str, dict[str, Any]] = {}
         for variant in variants_of(data.document):
             own = runs[(runs["task"] == task) & (runs["variant"] == variant)]
-            row: dict[str, Any] = {name: _middle(own, name) for name in LEDGER}
-            row |= {name: _distinct(own, name) for name in WORDS}
-            base = base or row  # the baseline comes first
-            unequal = "; ".join(f"{name} {change}" for name, change in deviations(row, base).items())
-            rows.append({"task": task, "variant": variant, "runs": len(own), **row, "unequal": unequal})
+            costs[variant] = {"runs": len(own), **{name: _middle(own, name) for name in LEDGER}}
+            costs[variant] |= {name: _distinct(own, name) for name in WORDS}
+        for variant, row in costs.items():
+            changes = deviations(row, costs[reference_of(data.document, variant)])
+            unequal = "; ".join(f"{name} {change}" for name, change in changes.items())
+            rows.append({"task": task, "variant": variant, **row, "unequal": unequal})
     return pd.DataFrame(rows, columns=["task", "variant", "runs", *LEDGER, *WORDS, "unequal"])
 
 

@@ -11,11 +11,13 @@ METRICS = {
     "exact_match": "exact match",
     "exact_match_no_end": "exact match without the end token",
     "token_accuracy": "token accuracy",
+    "learning_time": "learning time",
 }
 MEANINGS = {
     "exact_match": "the share of test sequences whose whole answer, end token included, is right",
     "exact_match_no_end": "the share of test sequences whose whole answer is right, the end token not counted",
     "token_accuracy": "the share of answer tokens that are right",
+    "learning_time": "the share of the training steps after which the training lengths were learned; 1: never",
 }
 STATUSES = {
     "finished": "finished",
