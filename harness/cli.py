@@ -190,6 +190,11 @@ def _study_options(parser: Parser) -> None:
     parser.add_argument("--budget", metavar="NAME", help="smoke, quick or full; default: quick, or the only one")
     parser.add_argument("--seeds", type=_count, metavar="N", help="default: as many as the budget says")
     parser.add_argument(
+        "--pilot",
+        action="store_true",
+        help="seeds from 1000 on, to choose settings: a study NAME-pilot without verdicts",
+    )
+    parser.add_argument(
         "--jobs", type=_jobs, default="auto", metavar="N", help="worker processes; default: one a core, or one on a GPU"
     )
     parser.add_argument(

@@ -275,6 +275,7 @@ class Plan:
             "variants": self.variants,
             "tasks": list(tasks),
             "seeds": list(self.seeds),
+            "pilot": self.seeds[0] >= PILOT_SEED,
             "budget": self.budget,
             "device": self.device,
             "score": ablation.score,
@@ -314,8 +315,15 @@ class Plan:
 _ABSENT = object()
 
 
-def make_plan(name: str, ablation: Ablation, *, budget: str, seeds: int | None, device: Device) -> Plan:
-    """The plan of an ablation; `seeds` overrides the budget's number.
+def folder_name(name: str, *, pilot: bool) -> str:
+    """An ablation's name, or that of its pilot, whose folder is another."""
+    return f"{name}-pilot" if pilot else name
+
+
+def make_plan(
+    name: str, ablation: Ablation, *, budget: str, seeds: int | None, device: Device, pilot: bool = False
+) -> Plan:
+    """The plan of an ablation; `seeds` overrides the budget's number. A pilot has its own seeds, and a name of its own.
 
     Raises:
         UserError: unknown budget, a number of seeds that cannot be.
@@ -323,7 +331,8 @@ def make_plan(name: str, ablation: Ablation, *, budget: str, seeds: int | None, 
     count = ablation.budget(budget).seeds if seeds is None else seeds
     if not 1 <= count <= PILOT_SEED:
         raise UserError(f"seeds = {count}: choose 1 to {PILOT_SEED} (seeds from {PILOT_SEED} on are the pilot's)")
-    return Plan(name, ablation, budget, tuple(range(count)), device)
+    first = PILOT_SEED if pilot else 0
+    return Plan(folder_name(name, pilot=pilot), ablation, budget, tuple(range(first, first + count)), device)
 
 
 def survey(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:

@@ -109,6 +109,8 @@ def _is_inside(name: str) -> bool:
 
 def _state(found: Findings) -> str:
     left, total = pending(found.data), len(found.data.runs)
+    if found.data.is_pilot:
+        return "Pilot: its seeds choose settings and conclude nothing, so that every comparison stays undecided."
     if left:
         return f"Preliminary: {total - left} of {total} runs have ended. Verdicts may change until the last one has."
     return ""
