@@ -157,7 +157,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     _add_name(command("status", commands.status, "Show what is done of a study, from its records."))
     one = command("list", commands.catalogue, "Show what there is, with papers, fields and defaults.")
-    parts = ("components", "tasks", "ablations", "presets")
+    parts = ("components", "tasks", "ablations", "presets", "answers")
     one.add_argument(
         "what", nargs="?", choices=parts, help=f"only {', '.join(parts[:-1])} or {parts[-1]}", metavar="PART"
     )

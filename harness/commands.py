@@ -269,12 +269,22 @@ def studies(results: Path) -> list[Path]:
 
 
 def catalogue(options: "Namespace") -> Answer:
-    """What there is: components, tasks, ablations, or one of them."""
+    """What there is: components, tasks, ablations, presets or one of them; or the answers that are published."""
+    if options.what == "answers":
+        return _answers(options.results / "reference")
     with importing():
         from harness.catalogue import document
 
     found = document(options.what)
     return Answer(found, lambda: _show_catalogue(found))
+
+
+def _answers(reference: Path) -> Answer:
+    with importing():
+        from harness.report.index import answers, as_markdown
+
+    found = answers(reference)
+    return Answer({"answers": [asdict(each) for each in found]}, lambda: _say(as_markdown(found)))
 
 
 def _show_catalogue(found: dict[str, Any]) -> None:

@@ -128,3 +128,9 @@ def counted(number: int, noun: str) -> str:
 def metric_name(metric: str) -> str:
     """A metric as people say it."""
     return METRICS.get(metric, metric.replace("_", " "))
+
+
+def markdown(text: str) -> str:
+    """Text that Markdown shows as it is, on one line, also inside a table's cell."""
+    escaped = "".join(f"\\{c}" if c in "\\`*|[]<>#~" else c for c in text)
+    return " ".join(escaped.split()).replace("&", "&amp;")
