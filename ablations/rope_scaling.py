@@ -1,6 +1,6 @@
 """Does stretching RoPE, in training or afterwards, carry it past the length it was trained on?
 
-Settles E13 (a larger base, NTK-aware scaling): another base in training; linear, NTK and YaRN by a factor of 1.5 at test
+Settles E13 (a larger base, NTK-aware scaling): another base in training; linear, NTK, YaRN by a factor of 1.5 at test
 time. YaRN's `fast` is 3 turns, not 32, so that its fastest pair stays as it is at 19 tokens (32 turns take 201).
 """
 
