@@ -6,10 +6,19 @@ from typing import Any
 
 import pytest
 from hand_made import study
+from small_study import LENGTHS, plan, small
 
+from harness.components.feedforward import MoE, ReLU
 from harness.report.blocks import Table
+from harness.report.chapters import costs, heads
 from harness.report.chapters.routing import blocks, ends, num_experts, pictures, router_curves
+from harness.report.tables import findings
+from harness.results import load_study
+from harness.runner import run
+from harness.spec import ModelSpec
 from harness.stats import summary_interval
+from harness.study import write_plan
+from tasks import Copy
 
 MIXTURE = {"d_model": 16, "feedforward": {"kind": "MoE", "num_experts": 8, "balance": 0.0}}
 DIFFERENCES = {
@@ -101,3 +110,29 @@ def test_a_study_without_routers_has_no_such_chapter(tmp_path: Path) -> None:
         found = made(tmp_path / folder, curve=curve)
         assert not blocks(found)
         assert not list(pictures(found))
+
+
+def test_a_study_that_was_trained_has_all_that_the_chapters_ask_for(tmp_path: Path) -> None:
+    model = ModelSpec(d_model=16, num_heads=2, num_layers=2, feedforward=MoE(expert=ReLU(d_ff=8), num_experts=4))
+    made = plan(
+        small(
+            model=model,
+            tasks={"copy": Copy(lengths=LENGTHS)},
+            axes=("model.num_heads", "model.feedforward"),
+            baseline="two",
+            variants={"two": {}, "one": {"model.num_heads": 1}, "dense": {"model.feedforward": ReLU(d_ff=16)}},
+        ),
+        budget="smoke",
+        seeds=1,
+    )
+    write_plan(made, tmp_path, {})
+    for cell in made.cells:
+        run(cell.spec, directory=tmp_path / "runs" / cell.fingerprint)
+    found = findings(load_study(tmp_path))
+    assert [row["on copy"] for row in rows(found)] == ["two", "one"]
+    assert all("–" not in value for row in rows(found) for value in row.values())
+    table, *_ = heads.blocks(found)
+    assert isinstance(table, Table)
+    assert [row[0].text for row in table.rows] == ["two", "one", "dense"]
+    assert len(heads.all_heads(found)) == 2 * (2 + 1 + 2)
+    assert costs.blocks(found)[0].kind == "table"

@@ -64,10 +64,11 @@ def _caption(costs: pd.DataFrame, look: Look) -> str:
         curves: dict[tuple[float, ...], list[str]] = {}
         for name in look:
             curves.setdefault(tuple(costs.loc[costs["variant"] == name, column]), []).append(name)
-        same = [listed(names) for curve, names in curves.items() if len(names) > 1 and any(curve)]
+        same = [names for curve, names in curves.items() if len(names) > 1 and any(curve)]
         none = [name for curve, names in curves.items() if not any(curve) for name in names]
         if same:
-            parts.append(f"One line in {title}: {'; '.join(same)}.")
+            groups = ["all variants" if len(names) == len(look) else listed(names) for names in same]
+            parts.append(f"One line in {title}: {'; '.join(groups)}.")
         if none:
             parts.append(f"Zero in {title}, and so not drawn: {listed(none)}.")
     return " ".join(parts)

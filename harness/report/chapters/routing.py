@@ -25,10 +25,10 @@ DRAWN = {"router/max_violation": "MaxVio", "router/entropy": "router entropy (na
 MEANING = (
     "Means over layers, over the last tenth of the steps and over seeds, with 95 % t intervals over seeds. Auxiliary "
     "loss: what the routers add to the training loss, coefficients included. Entropy / ln E: the entropy of a "
-    "token's router probabilities over its largest value for E experts; 1 is undecided. MaxVio: how far the fullest "
-    "expert lies above an even share; 0 is even. Loads: share of the choices times the number of experts; 1 is even. "
-    "Dropped: share of the choices that found their expert full. Active parameters: those that one token meets. "
-    "Descriptive: no test was made."
+    "token's router probabilities over its largest value for E experts; 1 prefers no expert. MaxVio: how far the "
+    "fullest expert lies above an even share; 0 is even. Loads: share of the choices times the number of experts; 1 "
+    "is even. Dropped: share of the choices that found their expert full. Active parameters: those that one token "
+    "meets. Descriptive: no test was made."
 )
 EXPERTS = "model.feedforward.num_experts"
 
