@@ -65,6 +65,17 @@ class StudyData:
         with np.load(path) as archive:
             return dict(archive)
 
+    @cached_property
+    def costs(self) -> pd.DataFrame:
+        """What each variant's model costs by length, a row a variant and length (`cost.costs_by_length`); empty where
+        the plan did not count it.
+        """
+        path = self.folder / "costs.csv"
+        if not path.exists():
+            return pd.DataFrame(columns=["variant", "tokens"])
+        # A variant may be called "none" or "NA".
+        return pd.read_csv(path, dtype={"variant": str}, keep_default_na=False)
+
     @property
     def is_pilot(self) -> bool:
         """Whether the seeds are those that choose settings and conclude nothing."""

@@ -4,6 +4,8 @@ An ablation is data: a question, a baseline, the axes that vary, named variants.
 with its fingerprint; the records on disk say which of them are done.
 """
 
+import csv
+import io
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +18,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import Field, PlainSerializer, model_validator
 
+from harness.cost import costs_by_length
 from harness.evaluate import GATE
 from harness.machine import commit, environment
 from harness.record import RunRecord, set_aside, write_atomically
@@ -23,6 +26,7 @@ from harness.schema import Spec, UserError, is_foreign, nearest, source_file
 from harness.spec import ModelSpec, RunSpec, TrainSpec
 from tasks.task import Task
 
+COUNTED = ("model.attention", "model.num_heads", "model.d_head", "model.feedforward")  # axes whose cost has a length
 PILOT_SEED = 1000  # seeds from here on choose settings and conclude nothing
 
 Device = Literal["cpu", "cuda"]
@@ -311,6 +315,19 @@ class Plan:
                 found[variant] = codes.numpy()
         return found
 
+    def costs(self) -> list[dict[str, str | float]]:
+        """What each variant's model costs by length (`cost.costs_by_length`) on the first task; empty where the axes
+        are none of `COUNTED`.
+        """
+        if not any(_covered(axis, COUNTED) for axis in self.ablation.axes):
+            return []
+        first = next(iter(self.ablation.tasks))
+        return [
+            {"variant": variant, **row}
+            for variant in self.variants
+            for row in costs_by_length(self._seedless[variant, first])
+        ]
+
 
 _ABSENT = object()
 
@@ -380,12 +397,28 @@ def earlier_plan(folder: Path) -> dict[str, Any]:
 
 
 def write_plan(plan: Plan, folder: Path, invocation: dict[str, str]) -> None:
-    """Write `study.json` and the position codes."""
+    """Write `study.json`, the position codes, and where the axes call for it what variants cost by length."""
+    document = plan.document(invocation)
     codes = plan.codes()
     if codes:
         folder.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(folder / "codes.npz", **codes)  # type: ignore[arg-type]
-    write_atomically(folder / "study.json", json.dumps(plan.document(invocation), indent=1))
+    costs = folder / "costs.csv"
+    if not costs.exists() or earlier_plan(folder).get("runs") != document["runs"]:  # counting takes a second or two
+        _write_costs(plan.costs(), costs)
+    write_atomically(folder / "study.json", json.dumps(document, indent=1))
+
+
+def _write_costs(rows: list[dict[str, str | float]], path: Path) -> None:
+    """A table of costs; without rows none, and an earlier plan's is removed."""
+    if not rows:
+        path.unlink(missing_ok=True)
+        return
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue())
 
 
 def counts(states: dict[str, str]) -> Counter[str]:

@@ -304,12 +304,15 @@ def test_a_mixture_of_experts_tells_of_its_router_in_the_curves(tmp_path: Path) 
     run(tiny(steps=20, model={"feedforward": experts}), directory=tmp_path / "sparse")
     run(tiny(steps=20), directory=tmp_path / "dense")
     names = {"router/loss", "router/entropy", "router/max_violation", "router/dropped"}
+    names |= {"router/load_min", "router/load_max"}
     for line in read_curves(tmp_path / "sparse" / "curves.jsonl"):
         assert names <= set(line)
         assert 0 < line["router/entropy"] <= math.log(4) + 1e-6
         assert 0 <= line["router/max_violation"] <= 3
         assert 0 < line["router/dropped"] < 1
         assert line["router/loss"] >= 0.1
+        assert 0 <= line["router/load_min"] <= 1 <= line["router/load_max"] <= 4
+        assert line["router/load_max"] == pytest.approx(line["router/max_violation"] + 1)
     assert not names & set().union(*read_curves(tmp_path / "dense" / "curves.jsonl"))
 
 

@@ -69,7 +69,7 @@ def accuracy(found: Findings, look: Look) -> Picture | None:
         _lengths_panel(ax, lengths[lengths["task"] == task], seeds[seeds["task"] == task], look)
         _training_range(ax, document["train_lengths"].get(task))
         ax.set(title=safe(task), xlabel="length of the source")
-        _label_left(ax, metric)
+        label_left(ax, metric)
     shown = [name for name in look if name in set(lengths["variant"])]
     handles: list[Line2D | Patch] = [key(name, look[name]) for name in shown]
     handles.append(Line2D([], [], color=MUTED, lw=SEED_WIDTH, label="one seed"))
@@ -107,7 +107,7 @@ def _lengths_panel(ax: Axes, means: pd.DataFrame, seeds: pd.DataFrame, look: Loo
     ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
 
 
-def _label_left(ax: Axes, label: str) -> None:
+def label_left(ax: Axes, label: str) -> None:
     """A label for the panel's shared vertical axis, where it stands at the left edge."""
     place = ax.get_subplotspec()
     if place is None or place.is_first_col():
@@ -156,7 +156,7 @@ def _together(cases: dict[str, str]) -> str:
     return "; ".join(f"{listed([name for name in cases if cases[name] == text])}: {text}" for text in texts)
 
 
-def _rows_figure(tasks: int, names: list[str], ylabels: bool = True) -> tuple[Figure, list[Axes]]:
+def rows_figure(tasks: int, names: list[str]) -> tuple[Figure, list[Axes]]:
     """Panels with a row a variant, the first on top."""
     figure, axes = panels(tasks, height=0.55 + 0.34 * len(names))
     for ax in axes:
@@ -187,13 +187,13 @@ def scores(found: Findings, look: Look) -> Picture | None:
         return None
     names, summaries = list(look), score_summaries(found.data)
     order = sorted(table["seed"].unique())
-    figure, axes = _rows_figure(len(tasks), names)
+    figure, axes = rows_figure(len(tasks), names)
     for ax, task in zip(axes, tasks, strict=True):
         for row, name in enumerate(names):
             own = table[(table["task"] == task) & (table["variant"] == name)]
             _seed_points(ax, own, row + _offsets(own["seed"], order), look[name])
             summary = summaries[(summaries["task"] == task) & (summaries["variant"] == name)]
-            _mean_and_interval(ax, summary, row, "mean", look[name])
+            mean_and_interval(ax, summary, row, "mean", look[name])
         if table["score"].between(0, 1).all():
             ax.set_xlim(-0.03, 1.03)
         over = "" if document["score"] == LEARNING_TIME else " over the test lengths"
@@ -219,7 +219,8 @@ def _seed_points(ax: Axes, own: pd.DataFrame, heights: np.ndarray, shape: Style)
     ax.scatter(x[lost], heights[lost], marker="x", color=shape.colour, **style)
 
 
-def _mean_and_interval(ax: Axes, rows: pd.DataFrame, row: int, centre: str, shape: Style) -> None:
+def mean_and_interval(ax: Axes, rows: pd.DataFrame, row: int, centre: str, shape: Style) -> None:
+    """The column `centre` of the only one of `rows` with its interval `low` to `high`, below a row's seeds."""
     if rows.empty or not np.isfinite(rows[centre].iloc[0]):
         return
     mean, low, high = (float(rows[column].iloc[0]) for column in (centre, "low", "high"))
@@ -264,7 +265,7 @@ def differences(found: Findings, look: Look) -> Picture | None:
         return None
     names = [name for name in look if name != document["baseline"]]
     order = sorted(pairs["seed"].unique())
-    figure, axes = _rows_figure(len(tasks), [versus(document, name) for name in names])
+    figure, axes = rows_figure(len(tasks), [versus(document, name) for name in names])
     for ax, task in zip(axes, tasks, strict=True):
         margin = document["margin"]
         ax.axvspan(-margin, margin, color=FAINT, lw=0, zorder=0.5)
@@ -276,7 +277,7 @@ def differences(found: Findings, look: Look) -> Picture | None:
                 zorder=2, linewidths=0,
             )  # fmt: skip
             result = compared[(compared["task"] == task) & (compared["variant"] == name)]
-            _mean_and_interval(ax, result, row, "difference", look[name])
+            mean_and_interval(ax, result, row, "difference", look[name])
             _verdict_beside(ax, row, str(result["verdict"].iloc[0]))
         ax.set(title=safe(task), xlabel=f"difference in mean {metric_name(document['score'])}")
     keys: list[Line2D | Patch] = [
@@ -317,10 +318,10 @@ def loss(found: Findings, look: Look) -> Picture | None:
     figure, axes = panels(len(tasks), height=2.4)
     for ax, task in zip(axes, tasks, strict=True):
         own = curves[curves["task"] == task]
-        _loss_panel(ax, own, look)
+        curves_panel(ax, own, look)
         _diverged_ends(ax, own, statuses, look)
         ax.set(title=safe(task), xlabel="training step", ylabel="")
-        _label_left(ax, "training loss (nats a token)")
+        label_left(ax, "training loss (nats a token)")
         if own["value"].min() > 0 and own["value"].max() > 10 * own["value"].min():
             ax.set_yscale("log")
     shown = [name for name in look if name in set(curves["variant"])]
@@ -345,7 +346,8 @@ def binned(curves: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     return values.groupby([*keys, "step"], sort=False)["value"].mean().reset_index(), width
 
 
-def _loss_panel(ax: Axes, own: pd.DataFrame, look: Look) -> None:
+def curves_panel(ax: Axes, own: pd.DataFrame, look: Look) -> None:
+    """A faint line a seed and the median of each variant, of points as `binned` gives them."""
     shown = [name for name in look if name in set(own["variant"])]
     for name in shown:
         _thin_lines(ax, own[own["variant"] == name], "step", "value", look[name].colour)
@@ -373,7 +375,7 @@ def speed(found: Findings, look: Look) -> Picture | None:
     runs = runs.assign(needed=runs[column].astype("float64"))
     tasks = [task for task in found.document["tasks"] if task in set(runs["task"])]
     names, order = list(look), sorted(runs["seed"].unique())
-    figure, axes = _rows_figure(len(tasks), names)
+    figure, axes = rows_figure(len(tasks), names)
     beyond = 1.08 * runs["needed"].max()
     for ax, task in zip(axes, tasks, strict=True):
         for row, name in enumerate(names):

@@ -35,6 +35,7 @@ from harness.report.wording import (
     quantity,
     ranges,
     seconds,
+    whole,
 )
 from harness.schema import flatten
 from harness.stats import fewest_seeds
@@ -50,15 +51,11 @@ LABELS = {
 }
 
 
-def _whole(value: float) -> str:
-    return f"{round(value):,}".replace(",", "\u202f")
-
-
 COSTS: dict[str, Callable[[float], str]] = {
-    "parameters": _whole,
+    "parameters": whole,
     "flops": quantity,
     "tokens": quantity,
-    "steps": _whole,
+    "steps": whole,
     "wall_seconds": seconds,
     "peak_memory_bytes": lambda value: f"{value / 2**20:.0f} MiB",
 }

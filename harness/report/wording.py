@@ -74,6 +74,11 @@ def quantity(value: Any, unit: str = "") -> str:
     return f"{value:.3g} {unit}".strip()
 
 
+def whole(value: Any) -> str:
+    """A count, its thousands apart; a dash where there is none."""
+    return f"{round(value):,}".replace(",", "\u202f") if is_known(value) else ABSENT
+
+
 def seconds(value: Any) -> str:
     """A duration: `41 s`, `3 min 20 s`, `2 h 5 min`."""
     if not is_known(value):
