@@ -156,7 +156,7 @@ def _together(cases: dict[str, str]) -> str:
     return "; ".join(f"{listed([name for name in cases if cases[name] == text])}: {text}" for text in texts)
 
 
-def _rows_figure(tasks: int, names: list[str], ylabels: bool = True) -> tuple[Figure, list[Axes]]:
+def rows_figure(tasks: int, names: list[str]) -> tuple[Figure, list[Axes]]:
     """Panels with a row a variant, the first on top."""
     figure, axes = panels(tasks, height=0.55 + 0.34 * len(names))
     for ax in axes:
@@ -167,7 +167,7 @@ def _rows_figure(tasks: int, names: list[str], ylabels: bool = True) -> tuple[Fi
     return figure, axes
 
 
-def _offsets(seeds: pd.Series, order: list[int]) -> np.ndarray:
+def offsets(seeds: pd.Series, order: list[int]) -> np.ndarray:
     """Where in its row each seed stands, above the mean: the same place in every row, so that pairs can be followed."""
     places = {seed: place for place, seed in enumerate(order)}
     step = 0.42 / max(1, len(order) - 1)
@@ -187,13 +187,13 @@ def scores(found: Findings, look: Look) -> Picture | None:
         return None
     names, summaries = list(look), score_summaries(found.data)
     order = sorted(table["seed"].unique())
-    figure, axes = _rows_figure(len(tasks), names)
+    figure, axes = rows_figure(len(tasks), names)
     for ax, task in zip(axes, tasks, strict=True):
         for row, name in enumerate(names):
             own = table[(table["task"] == task) & (table["variant"] == name)]
-            _seed_points(ax, own, row + _offsets(own["seed"], order), look[name])
+            _seed_points(ax, own, row + offsets(own["seed"], order), look[name])
             summary = summaries[(summaries["task"] == task) & (summaries["variant"] == name)]
-            _mean_and_interval(ax, summary, row, "mean", look[name])
+            mean_and_interval(ax, summary, row, "mean", look[name])
         if table["score"].between(0, 1).all():
             ax.set_xlim(-0.03, 1.03)
         over = "" if document["score"] == LEARNING_TIME else " over the test lengths"
@@ -219,7 +219,8 @@ def _seed_points(ax: Axes, own: pd.DataFrame, heights: np.ndarray, shape: Style)
     ax.scatter(x[lost], heights[lost], marker="x", color=shape.colour, **style)
 
 
-def _mean_and_interval(ax: Axes, rows: pd.DataFrame, row: int, centre: str, shape: Style) -> None:
+def mean_and_interval(ax: Axes, rows: pd.DataFrame, row: int, centre: str, shape: Style) -> None:
+    """The summary of a row, below its seeds: `rows` holds one line with `centre`, low and high, or none."""
     if rows.empty or not np.isfinite(rows[centre].iloc[0]):
         return
     mean, low, high = (float(rows[column].iloc[0]) for column in (centre, "low", "high"))
@@ -264,7 +265,7 @@ def differences(found: Findings, look: Look) -> Picture | None:
         return None
     names = [name for name in look if name != document["baseline"]]
     order = sorted(pairs["seed"].unique())
-    figure, axes = _rows_figure(len(tasks), [versus(document, name) for name in names])
+    figure, axes = rows_figure(len(tasks), [versus(document, name) for name in names])
     for ax, task in zip(axes, tasks, strict=True):
         margin = document["margin"]
         ax.axvspan(-margin, margin, color=FAINT, lw=0, zorder=0.5)
@@ -272,11 +273,11 @@ def differences(found: Findings, look: Look) -> Picture | None:
         for row, name in enumerate(names):
             own = pairs[(pairs["task"] == task) & (pairs["variant"] == name)]
             ax.scatter(
-                own["difference"], row + _offsets(own["seed"], order), s=15, color=look[name].colour, alpha=0.6,
+                own["difference"], row + offsets(own["seed"], order), s=15, color=look[name].colour, alpha=0.6,
                 zorder=2, linewidths=0,
             )  # fmt: skip
             result = compared[(compared["task"] == task) & (compared["variant"] == name)]
-            _mean_and_interval(ax, result, row, "difference", look[name])
+            mean_and_interval(ax, result, row, "difference", look[name])
             _verdict_beside(ax, row, str(result["verdict"].iloc[0]))
         ax.set(title=safe(task), xlabel=f"difference in mean {metric_name(document['score'])}")
     keys: list[Line2D | Patch] = [
@@ -373,13 +374,13 @@ def speed(found: Findings, look: Look) -> Picture | None:
     runs = runs.assign(needed=runs[column].astype("float64"))
     tasks = [task for task in found.document["tasks"] if task in set(runs["task"])]
     names, order = list(look), sorted(runs["seed"].unique())
-    figure, axes = _rows_figure(len(tasks), names)
+    figure, axes = rows_figure(len(tasks), names)
     beyond = 1.08 * runs["needed"].max()
     for ax, task in zip(axes, tasks, strict=True):
         for row, name in enumerate(names):
             own = runs[(runs["task"] == task) & (runs["variant"] == name)]
             reached = own["needed"].notna()
-            heights = row + _offsets(own["seed"], order)
+            heights = row + offsets(own["seed"], order)
             style: dict[str, Any] = {"s": 15, "color": look[name].colour, "alpha": 0.75, "clip_on": False}
             ax.scatter(own["needed"][reached], heights[reached], linewidths=0, **style)
             ax.scatter(np.full((~reached).sum(), beyond), heights[~reached], marker="x", lw=0.9, **style)

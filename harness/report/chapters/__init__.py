@@ -1,5 +1,6 @@
 """Chapters of the report that only some studies call for, a file each; a study gets those that find something."""
 
 from harness.report.chapters.chapter import Chapter
+from harness.report.chapters.generalisation import GENERALISATION
 
-CHAPTERS: tuple[Chapter, ...] = ()
+CHAPTERS: tuple[Chapter, ...] = (GENERALISATION,)
