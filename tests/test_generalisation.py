@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import pandas as pd
 import pytest
 from small_study import plan, small
 
@@ -150,6 +151,7 @@ def test_a_variant_that_diverged_everywhere_has_dashes(tmp_path: Path) -> None:
 def test_the_report_has_the_chapter_with_its_figures(tmp_path: Path) -> None:
     study = studied(tmp_path / "s", small(**FINITE), by_heart)
     write_report(study, tmp_path / "r", publish=True)
+    assert set(by_heart("rope", "copy", 0)) <= set(pd.read_csv(tmp_path / "r" / "runs.csv").columns)
     text = (tmp_path / "r" / "report.md").read_text()
     chapter = text.split("## Generalisation and calibration")[1].split("\n## ")[0]
     assert "figures/generalisation_gap.png" in chapter

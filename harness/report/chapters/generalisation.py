@@ -52,7 +52,7 @@ def pictures(found: Findings) -> Iterator[Picture]:
     runs = _measured(found)
     if runs[GAP].notna().any():
         label = "exact match: training samples − fresh"
-        caption = "How much better models answer the samples that they were trained on than fresh ones as long."
+        caption = "How much better models answer their training samples than fresh sequences of the same lengths."
         yield Picture("generalisation_gap", "Generalisation gap", _caption(caption), _rows(found, runs, GAP, label))
     if not runs.empty:
         label = "expected calibration error"
@@ -99,6 +99,9 @@ def _rows(found: Findings, runs: pd.DataFrame, column: str, label: str) -> Figur
             middle = middles[(middles["task"] == task) & (middles["variant"] == variant)]
             mean_and_interval(ax, middle, row, "mean", shape)
         ax.set(title=safe(task), xlabel=label)
+    low, high = zip(*(ax.get_xlim() for ax in axes), strict=True)
+    for ax in axes:
+        ax.set_xlim(min(low), max(high))
     keys = [
         Line2D([], [], color=MUTED, marker="o", markeredgecolor="white", lw=1.8, label="mean, 95 % interval"),
         Line2D([], [], color=MUTED, marker="o", lw=0, markersize=4, label="one seed"),
