@@ -132,10 +132,9 @@ def calibration_error(confidence: Tensor, hits: Tensor) -> float:
     Σ_m n_m/N · |share right in bin m − mean confidence in bin m|, over `BINS` bins ((m−1)/BINS, m/BINS] of confidence
     (Guo et al. 2017, arXiv:1706.04599). NaN without an answer.
     """
-    sure = confidence.double()
-    edges = torch.arange(1, BINS, dtype=torch.float64, device=sure.device) / BINS
-    excess = torch.zeros(BINS, dtype=torch.float64, device=sure.device)
-    excess.index_add_(0, torch.bucketize(sure, edges), hits.double() - sure)
+    sure, right = confidence.double().cpu(), hits.double().cpu()  # on CUDA index_add_ adds in any order
+    edges = torch.arange(1, BINS, dtype=torch.float64) / BINS
+    excess = torch.zeros(BINS, dtype=torch.float64).index_add_(0, torch.bucketize(sure, edges), right - sure)
     return excess.abs().sum().item() / len(sure) if len(sure) else math.nan
 
 
