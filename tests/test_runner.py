@@ -21,11 +21,12 @@ from harness.components.feedforward import FeedForward, MoE, ReLU
 from harness.components.kernel import Flash, Math
 from harness.components.norm import BatchNorm
 from harness.components.position import Learned, NoPE, RoPE, T5Bias
+from harness.evaluate import ANSWERED
 from harness.module import TransformerModule
 from harness.record import RunRecord, read_curves
 from harness.runner import Interrupted, Progress, run
 from harness.schema import UserError
-from harness.spec import Constant, ModelSpec, RunSpec, TrainSpec
+from harness.spec import Constant, Finite, ModelSpec, RunSpec, TrainSpec
 from tasks import Copy, Lengths
 
 TINY: dict[str, Any] = {"d_model": 16, "num_heads": 2, "num_layers": 1, "feedforward": ReLU(d_ff=16)}
@@ -84,6 +85,27 @@ def test_a_run_leaves_all_that_its_record_speaks_of(whole: Path) -> None:
     assert [line["step"] for line in values(whole)] == list(range(10, 61, 10))
     assert "eval/extrapolation" in values(whole)[1]
     assert sorted(int(path.stem) for path in (whole / "attention").iterdir()) == [0, 15, 30, 45, 60]
+
+
+def test_what_was_learned_by_heart_is_a_gap(tmp_path: Path) -> None:
+    # Six samples of 16³ and 16⁴ each: the model learns them and not to copy.
+    run_spec = RunSpec(
+        model=ModelSpec(**TINY),
+        task=Copy(lengths=Lengths(train=(3, 4), test=(5,))),
+        train=TrainSpec(steps=250, batch_size=6, learning_rate=0.01, eval_samples=32, sampling=Finite(num_samples=12)),
+    )
+    final = run(run_spec, directory=tmp_path).final
+    assert final["seen/exact_match"] == 1
+    assert final["eval/in_distribution"] < 0.2
+    assert final["seen/loss"] < 0.1 < 1 < final["eval/loss"]
+    assert final["eval/confidence"] > final["eval/accuracy"] + 0.2
+    assert final["eval/calibration_error"] > 0.2
+
+
+def test_a_run_on_fresh_data_says_how_sure_it_is_and_knows_no_seen_samples(whole: Path) -> None:
+    final = RunRecord.read(whole / "record.json").final
+    assert all(math.isfinite(final[name]) for name in ANSWERED)
+    assert not any(name.startswith("seen/") for name in final)
 
 
 def test_tokens_are_those_of_the_batches(whole: Path) -> None:
@@ -223,6 +245,7 @@ def test_divergence_is_a_result_with_a_cause_and_zero_scores() -> None:
     assert "not finite" in record.cause
     assert {score.value for score in record.scores} == {0.0}
     assert {score.mark for score in record.scores} == {"diverged"}
+    assert all(math.isnan(record.final[name]) for name in ANSWERED)
 
 
 def test_a_loss_that_ends_above_its_start_is_divergence() -> None:

@@ -167,7 +167,7 @@ def rows_figure(tasks: int, names: list[str]) -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def _offsets(seeds: pd.Series, order: list[int]) -> np.ndarray:
+def offsets(seeds: pd.Series, order: list[int]) -> np.ndarray:
     """Where in its row each seed stands, above the mean: the same place in every row, so that pairs can be followed."""
     places = {seed: place for place, seed in enumerate(order)}
     step = 0.42 / max(1, len(order) - 1)
@@ -191,7 +191,7 @@ def scores(found: Findings, look: Look) -> Picture | None:
     for ax, task in zip(axes, tasks, strict=True):
         for row, name in enumerate(names):
             own = table[(table["task"] == task) & (table["variant"] == name)]
-            _seed_points(ax, own, row + _offsets(own["seed"], order), look[name])
+            _seed_points(ax, own, row + offsets(own["seed"], order), look[name])
             summary = summaries[(summaries["task"] == task) & (summaries["variant"] == name)]
             mean_and_interval(ax, summary, row, "mean", look[name])
         if table["score"].between(0, 1).all():
@@ -273,7 +273,7 @@ def differences(found: Findings, look: Look) -> Picture | None:
         for row, name in enumerate(names):
             own = pairs[(pairs["task"] == task) & (pairs["variant"] == name)]
             ax.scatter(
-                own["difference"], row + _offsets(own["seed"], order), s=15, color=look[name].colour, alpha=0.6,
+                own["difference"], row + offsets(own["seed"], order), s=15, color=look[name].colour, alpha=0.6,
                 zorder=2, linewidths=0,
             )  # fmt: skip
             result = compared[(compared["task"] == task) & (compared["variant"] == name)]
@@ -381,7 +381,7 @@ def speed(found: Findings, look: Look) -> Picture | None:
         for row, name in enumerate(names):
             own = runs[(runs["task"] == task) & (runs["variant"] == name)]
             reached = own["needed"].notna()
-            heights = row + _offsets(own["seed"], order)
+            heights = row + offsets(own["seed"], order)
             style: dict[str, Any] = {"s": 15, "color": look[name].colour, "alpha": 0.75, "clip_on": False}
             ax.scatter(own["needed"][reached], heights[reached], linewidths=0, **style)
             ax.scatter(np.full((~reached).sum(), beyond), heights[~reached], marker="x", lw=0.9, **style)

@@ -149,10 +149,15 @@ def seed_differences(data: "StudyData") -> pd.DataFrame:
 
 
 def score_summaries(data: "StudyData") -> pd.DataFrame:
-    """`variant, task, mean, low, high`: each arm by itself, with its 95 % t interval."""
+    """Of the primary scores; see `summaries`."""
+    return summaries(data.primary(), "score")
+
+
+def summaries(frame: pd.DataFrame, column: str) -> pd.DataFrame:
+    """`variant, task, mean, low, high` of a column: each arm by itself, with its 95 % t interval."""
     rows = [
         dict(zip(("variant", "task", "mean", "low", "high"), (*names, *summary_interval(group)), strict=True))
-        for names, group in data.primary().groupby(CELL, sort=False)["score"]
+        for names, group in frame.groupby(CELL, sort=False)[column]
     ]
     return pd.DataFrame(rows, columns=["variant", "task", "mean", "low", "high"])
 
