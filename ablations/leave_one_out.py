@@ -20,7 +20,9 @@ ablation = Ablation(
     model=PRESETS["modern-small"].model,
     train=brief,
     tasks={"reverse": Reverse(lengths=trained)},
-    axes=("model",),
+    axes=(
+        "model.norm_placement", "model.norm", "model.position", "model.feedforward", "model.attention", "model.residual"
+    ),
     baseline="modern",
     variants={
         "modern": {},
@@ -32,7 +34,6 @@ ablation = Ablation(
         "multi-head": {"model.attention": MultiHead()},
         "no residual": {"model.residual": NoResidual()},
     },
-    score="learning_time",
-    higher_is_better=False,
+    score="learning_time", higher_is_better=False,
     budgets=same_size,
-)
+)  # fmt: skip

@@ -26,7 +26,7 @@ ablation = Ablation(
     why="WHY",
     model=start.model, train=start.train,
     tasks={"reverse": Reverse(lengths=trained)},
-    axes=("model", "train"), baseline="original",
+    axes=tuple(adamw), baseline="original",
     variants={
         "original": {}, "Pre-LN": pre, "RMSNorm": rms, "RoPE": rope, "SwiGLU": glu, "GQA": gqa,
         "no dropout": dry, "hard targets": hard, "AdamW, cosine": adamw,

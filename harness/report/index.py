@@ -45,9 +45,10 @@ def _measured(folder: Path) -> str:
     groups += [("undecided", compared[(compared["verdict"] == "undecided") & ~tied])]
     groups += [("tied at an end of the scale", compared[tied])]
     parts = [f"{label}: {_variants(group, facts['tasks'])}" for label, group in groups if len(group)]
-    bad = [f"{count} {STATUSES[status]}" for status, count in facts["outcomes"].items() if status in FAILURES]
+    outcomes = facts["outcomes"]
+    bad = [f"{outcomes[status]} {STATUSES[status]}" for status in FAILURES if status in outcomes]
     if bad:
-        parts.append(f"of {sum(facts['outcomes'].values())} runs {listed(bad)}")
+        parts.append(f"of {sum(outcomes.values())} runs {listed(bad)}")
     return f"Against {facts['baseline']}, {facts['scored']}. {_capital('; '.join(parts))}."
 
 
