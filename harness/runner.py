@@ -168,6 +168,7 @@ class _Attempt:
             "eval/extrapolation": mean_score(self.scores, lengths.test),
             "eval/greedy_agreement": self.greedy,
             "train/loss": lines[-1]["train/loss"] if lines else float("nan"),
+            "train/initial_loss": self.initial_loss,
             "train/steps_to_threshold": min(learned, default=float("nan")),
         }
 

@@ -86,6 +86,11 @@ def test_a_run_leaves_all_that_its_record_speaks_of(whole: Path) -> None:
     assert sorted(int(path.stem) for path in (whole / "attention").iterdir()) == [0, 15, 30, 45, 60]
 
 
+def test_the_untrained_loss_is_that_of_the_first_step() -> None:
+    final = run(tiny(steps=1)).final
+    assert final["train/initial_loss"] == pytest.approx(final["train/loss"], rel=1e-6)
+
+
 def test_tokens_are_those_of_the_batches(whole: Path) -> None:
     spec, read = tiny(), 0
     for step in range(60):

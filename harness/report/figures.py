@@ -69,7 +69,7 @@ def accuracy(found: Findings, look: Look) -> Picture | None:
         _lengths_panel(ax, lengths[lengths["task"] == task], seeds[seeds["task"] == task], look)
         _training_range(ax, document["train_lengths"].get(task))
         ax.set(title=safe(task), xlabel="length of the source")
-        _label_left(ax, metric)
+        label_left(ax, metric)
     shown = [name for name in look if name in set(lengths["variant"])]
     handles: list[Line2D | Patch] = [key(name, look[name]) for name in shown]
     handles.append(Line2D([], [], color=MUTED, lw=SEED_WIDTH, label="one seed"))
@@ -107,7 +107,7 @@ def _lengths_panel(ax: Axes, means: pd.DataFrame, seeds: pd.DataFrame, look: Loo
     ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
 
 
-def _label_left(ax: Axes, label: str) -> None:
+def label_left(ax: Axes, label: str) -> None:
     """A label for the panel's shared vertical axis, where it stands at the left edge."""
     place = ax.get_subplotspec()
     if place is None or place.is_first_col():
@@ -156,7 +156,7 @@ def _together(cases: dict[str, str]) -> str:
     return "; ".join(f"{listed([name for name in cases if cases[name] == text])}: {text}" for text in texts)
 
 
-def _rows_figure(tasks: int, names: list[str], ylabels: bool = True) -> tuple[Figure, list[Axes]]:
+def rows_figure(tasks: int, names: list[str], ylabels: bool = True) -> tuple[Figure, list[Axes]]:
     """Panels with a row a variant, the first on top."""
     figure, axes = panels(tasks, height=0.55 + 0.34 * len(names))
     for ax in axes:
@@ -187,7 +187,7 @@ def scores(found: Findings, look: Look) -> Picture | None:
         return None
     names, summaries = list(look), score_summaries(found.data)
     order = sorted(table["seed"].unique())
-    figure, axes = _rows_figure(len(tasks), names)
+    figure, axes = rows_figure(len(tasks), names)
     for ax, task in zip(axes, tasks, strict=True):
         for row, name in enumerate(names):
             own = table[(table["task"] == task) & (table["variant"] == name)]
@@ -264,7 +264,7 @@ def differences(found: Findings, look: Look) -> Picture | None:
         return None
     names = [name for name in look if name != document["baseline"]]
     order = sorted(pairs["seed"].unique())
-    figure, axes = _rows_figure(len(tasks), [versus(document, name) for name in names])
+    figure, axes = rows_figure(len(tasks), [versus(document, name) for name in names])
     for ax, task in zip(axes, tasks, strict=True):
         margin = document["margin"]
         ax.axvspan(-margin, margin, color=FAINT, lw=0, zorder=0.5)
@@ -320,7 +320,7 @@ def loss(found: Findings, look: Look) -> Picture | None:
         _loss_panel(ax, own, look)
         _diverged_ends(ax, own, statuses, look)
         ax.set(title=safe(task), xlabel="training step", ylabel="")
-        _label_left(ax, "training loss (nats a token)")
+        label_left(ax, "training loss (nats a token)")
         if own["value"].min() > 0 and own["value"].max() > 10 * own["value"].min():
             ax.set_yscale("log")
     shown = [name for name in look if name in set(curves["variant"])]
@@ -373,7 +373,7 @@ def speed(found: Findings, look: Look) -> Picture | None:
     runs = runs.assign(needed=runs[column].astype("float64"))
     tasks = [task for task in found.document["tasks"] if task in set(runs["task"])]
     names, order = list(look), sorted(runs["seed"].unique())
-    figure, axes = _rows_figure(len(tasks), names)
+    figure, axes = rows_figure(len(tasks), names)
     beyond = 1.08 * runs["needed"].max()
     for ax, task in zip(axes, tasks, strict=True):
         for row, name in enumerate(names):
