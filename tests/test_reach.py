@@ -1,6 +1,5 @@
 """The chapter about the reach of windows: its formula against the real masks, the real task and real models."""
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -90,7 +89,8 @@ def test_the_value_stands_where_the_chapter_says(distance: int) -> None:
     assert sep - key == value_tokens_back(distance) + 1
 
 
-@pytest.mark.parametrize(("window", "layers"), itertools.product((1, 2, 3, 4, 8), (1, 2, 3)))
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 8])
 def test_the_reach_is_that_of_the_real_mask(window: int, layers: int) -> None:
     variants = {"window": {"model.attention": SlidingWindow(window=window)}, "full": {"model.attention": MultiHead()}}
     model = ModelSpec(d_model=16, num_heads=2, num_layers=layers, feedforward=ReLU(d_ff=16))

@@ -49,7 +49,7 @@ def write_study(folder: Path, runs: Runs, *, recorded: bool = True, **changes: A
         "score": "exact_match", "higher_is_better": True, "margin": 0.1, "gate": 0.98,
         "train_lengths": {task: [1, 1] for task in tasks}, "test_lengths": {task: [2] for task in tasks},
         "spec": {"model": {"d_model": 64}, "train": {"learning_rate": 0.001, "gradient_clip": None}, "tasks": {}},
-        "differences": {}, "runs": cells,
+        "differences": {v: {"model.norm_placement": v} for v in variants[1:]}, "runs": cells,
     }  # fmt: skip
     folder.mkdir(parents=True)
     (folder / "study.json").write_text(json.dumps({**document, **changes}))
@@ -187,7 +187,7 @@ def test_it_speaks_of_studies_without_clipping(tmp_path: Path) -> None:
     assert not silent(write_study(tmp_path / "s", two_norms()))
     clipped = {"model": {}, "train": {"learning_rate": 0.001, "gradient_clip": 1.0}, "tasks": {}}
     assert silent(write_study(tmp_path / "clipped", two_norms(), spec=clipped))
-    some = {"Post-LN": {"train.gradient_clip": 1.0}}
+    some = {"Post-LN": {"model.norm_placement": "PostNorm", "train.gradient_clip": 1.0}}
     assert silent(write_study(tmp_path / "some", two_norms(), differences=some))
 
 
@@ -242,7 +242,7 @@ def test_configurations_of_one_kind_are_told_apart_by_their_fields() -> None:
         ({0.001: [True, True], 0.004: [True, True]}, "≥ 0.004, the largest tried"),
         ({0.001: [True, True], 0.004: [True, False]}, "0.001"),
         ({0.001: [False, True], 0.004: [False]}, "none of 0.001, 0.004"),
-        ({0.001: [False], 0.004: [True], 0.016: [False]}, "0.004 (but not at 0.001)"),
+        ({0.001: [False], 0.004: [True], 0.016: [False]}, "0.004 (but not 0.001)"),
         ({}, "–"),
     ],
 )

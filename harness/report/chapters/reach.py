@@ -22,6 +22,7 @@ from harness.report.look import INK, MUTED, Style, key, legend, panels, styles
 from harness.report.tables import Findings, field_of, variants_of
 from harness.report.wording import ABSENT, decimal, is_known, metric_name, span
 
+REACHED = (0, (4, 2))  # the dashes of the line at the reach
 COLUMNS = ["variant", "task", "seed", "tokens", "reach", "score"]
 
 
@@ -101,6 +102,8 @@ def pictures(found: Findings) -> Iterator[Picture]:
         _by_reach(axes[1], bounded, look)
     keys: list[Line2D | Patch] = [key(name, shape) for name, shape in look.items()]
     keys.append(Line2D([], [], color=MUTED, marker="o", lw=0, markersize=3.5, label="one seed"))
+    if not bounded.empty:
+        keys.append(Line2D([], [], color=INK, lw=1, ls=REACHED, label="the reach"))
     legend(figure, keys, columns=3)
     yield Picture("reach", "Retrieval by distance and reach", _caption(found), figure)
 
@@ -117,10 +120,10 @@ def _by_tokens(ax: Axes, table: pd.DataFrame, look: dict[str, Style]) -> None:
 
 
 def _by_reach(ax: Axes, bounded: pd.DataFrame, look: dict[str, Style]) -> None:
-    for name, shape in look.items():
-        own = bounded[bounded["variant"] == name]
+    for name, own in bounded.groupby("variant", sort=False):
+        shape = look[str(name)]
         _line(ax, own["tokens"] / own["reach"], own["score"], shape)
-    ax.axvline(1, color=INK, lw=1, ls=(0, (4, 2)), zorder=1)
+    ax.axvline(1, color=INK, lw=1, ls=REACHED, zorder=1)
     ax.set(title="windows alone", xlabel="distance of the value / (layers × (window − 1))")
 
 

@@ -64,7 +64,12 @@ def _label(document: dict[str, Any], variant: str, paths: Iterable[str]) -> str:
 def swept(document: dict[str, Any]) -> dict[str, list[str]]:
     """The configurations, if one of them was tried at several learning rates."""
     groups = configurations(document)
-    return groups if any(len(names) > 1 for names in groups.values()) else {}
+    return groups if any(len(rates_of(document, names)) > 1 for names in groups.values()) else {}
+
+
+def rates_of(document: dict[str, Any], variants: Iterable[str]) -> list[float]:
+    """The learning rates of some variants, each once, rising."""
+    return sorted({float(field_of(document, name, RATE)) for name in variants})
 
 
 def spikes(losses: Iterable[float], untrained: float) -> int:
@@ -162,8 +167,10 @@ def _losses(found: Findings, table: pd.DataFrame, groups: dict[str, list[str]]) 
     document, tasks = found.document, _tasks(found, table)
     home = next(label for label, names in groups.items() if document["baseline"] in names)
     look = styles(list(groups), home)
-    rates = sorted({float(field_of(document, name, RATE)) for name in variants_of(document)})
+    rates = rates_of(document, variants_of(document))
     room = 0.3 * float(np.diff(np.log(rates)).min())
+    losses = table["loss"].where(~table["diverged"].astype(bool), table["untrained"]).clip(lower=1e-9)
+    low, high = losses.min(), max(losses.max(), table["untrained"].max())
     figure, axes = panels(len(tasks), height=2.6)
     for ax, task in zip(axes, tasks, strict=True):
         ax.set(xscale="log", yscale="log", title=safe(task), xlabel="learning rate")
@@ -176,7 +183,8 @@ def _losses(found: Findings, table: pd.DataFrame, groups: dict[str, list[str]]) 
         ax.set_xlim(rates[0] * math.exp(-room), rates[-1] * math.exp(room))
         ax.set_xticks(rates, [plain(rate) for rate in rates], rotation=45 if len(rates) > 6 else 0)
         ax.minorticks_off()
-        label_left(ax, "training loss at the end (nats a token)")
+        ax.set_ylim(low * (low / high) ** 0.05, high * (high / low) ** 0.15)  # crosses stand above all dots
+        label_left(ax, "final training loss (nats a token)")
     legend(figure, _loss_keys(table, look), columns=3)
     caption = (
         "A dot a seed, and a line through the medians of variants that differ in nothing but the learning rate; they "
@@ -191,7 +199,7 @@ def _line(ax: Axes, own: pd.DataFrame, shape: Style) -> None:
     lost = own["diverged"].astype(bool)
     ax.scatter(own["rate"][~lost], own["loss"][~lost], s=13, color=shape.colour, alpha=0.45, lw=0, zorder=2)
     ax.scatter(
-        own["rate"][lost], np.full(lost.sum(), 0.97), s=20, marker="x", lw=1.1, color=shape.colour, zorder=4,
+        own["rate"][lost], np.full(lost.sum(), 0.95), s=20, marker="x", lw=1.1, color=shape.colour, zorder=4,
         transform=ax.get_xaxis_transform(),
     )  # fmt: skip
     medians = own["loss"].where(~lost, math.inf).groupby(own["rate"]).median().replace(math.inf, math.nan)
@@ -281,8 +289,8 @@ def _rates(found: Findings, table: pd.DataFrame, tasks: list[str]) -> list[Block
         own = table[table["variant"].isin(names)]
         seeds = own.groupby(["task", "rate"]).size().tolist()
         cells = [Cell(largest_stable(own[own["task"] == task])) for task in tasks]
-        rates = sorted(float(field_of(found.document, name, RATE)) for name in names)
-        rows.append([Cell(label), *cells, Cell(", ".join(map(plain, rates))), Cell(span(seeds) if seeds else ABSENT)])
+        tried = ", ".join(map(plain, rates_of(found.document, names)))
+        rows.append([Cell(label), *cells, Cell(tried), Cell(span(seeds) if seeds else ABSENT)])
     caption = (
         "The largest learning rate at which no seed diverged or spiked and every one trained, among the rates tried. "
         "A larger one may be stable, too, where it says ≥."
