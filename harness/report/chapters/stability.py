@@ -6,6 +6,7 @@ For studies without gradient clipping, and for those that try several learning r
 import json
 import math
 from collections.abc import Iterable, Iterator
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 RATE, CLIP = "train.learning_rate", "train.gradient_clip"
 INITIAL = "train/initial_loss"
-SPIKE = 0.25  # of the untrained loss: how far a curve must rise above its lowest point
+# Of the untrained loss: how far a point must rise above the level reached, the lowest median of LEVEL points in a row.
+# Batches have random lengths, and a run that has learned the short ones alone swings by up to a quarter of it.
+SPIKE, LEVEL = 1 / 3, 5
 TRAINED = 0.5  # of the untrained loss: a run that ends below it has learned something
 COLUMNS = ["diverged", "spikes", "trained", "stable", "gradient", "loss", "untrained"]
 
@@ -75,18 +78,19 @@ def rates_of(document: dict[str, Any], variants: Iterable[str]) -> list[float]:
 def spikes(losses: Iterable[float], untrained: float) -> int:
     """How often a loss curve spiked.
 
-    A spike begins at a point that lies more than a quarter of the untrained loss above the lowest earlier point, and
-    lasts until the curve is back within half of that. Points that are not finite are left out: a run that has them
-    diverged.
+    A spike begins at a point that lies more than a third of the untrained loss above the lowest level reached before,
+    a level being the median of five points in a row (of those there are, at the start). It lasts until the curve is
+    back within half of that. Points that are not finite are left out: a run that has them diverged.
     """
+    points = [loss for loss in losses if math.isfinite(loss)]
     lowest, inside, count = math.inf, False, 0
-    for loss in filter(math.isfinite, losses):
+    for place, loss in enumerate(points):
         rise = (loss - lowest) / (SPIKE * untrained)
         if not inside and rise > 1:
             inside, count = True, count + 1
         elif inside and rise <= 0.5:
             inside = False
-        lowest = min(lowest, loss)
+        lowest = min(lowest, median(points[max(0, place + 1 - LEVEL) : place + 1]))
     return count
 
 
@@ -238,9 +242,10 @@ def _definitions(table: pd.DataFrame) -> list[str]:
     return [
         f"untrained loss: the smallest loss of a task's models before training, about that of guessing: {known} nats a "
         "token.",
-        f"spike: a point of the logged training loss (ten steps a point) more than {SPIKE:g} of the untrained loss "
-        "above the lowest point before it. It counts once, until the curve is back within half of that.",
-        f"trained: the run did not diverge, and its training loss ended below {TRAINED:g} of the untrained loss.",
+        "spike: a point of the logged training loss (ten steps a point) more than a third of the untrained loss above "
+        "the lowest level reached before it (median of five points in a row). It counts once, until the curve is back "
+        "within half of that.",
+        "trained: the run did not diverge, and its training loss ended below half of the untrained loss.",
         "diverged: loss or gradient stopped being finite, or the loss ended far above its start. Beside it is the 95 % "
         "Clopper–Pearson interval of the fraction.",
         "largest gradient norm: of the steps that were logged (one in ten), before any clipping; the median over runs.",
