@@ -14,6 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from harness.report.blocks import Block, Cell, Items, Table, Text
 from harness.report.chapters.chapter import Chapter
@@ -172,7 +173,7 @@ def _losses(found: Findings, table: pd.DataFrame, groups: dict[str, list[str]]) 
     home = next(label for label, names in groups.items() if document["baseline"] in names)
     look = styles(list(groups), home)
     rates = rates_of(document, variants_of(document))
-    room = 0.3 * float(np.diff(np.log(rates)).min())
+    room = min(0.25, 0.3 * float(np.diff(np.log(rates)).min()))
     losses = table["loss"].where(~table["diverged"].astype(bool), table["untrained"]).clip(lower=1e-9)
     low, high = losses.min(), max(losses.max(), table["untrained"].max())
     figure, axes = panels(len(tasks), height=2.6)
@@ -187,6 +188,8 @@ def _losses(found: Findings, table: pd.DataFrame, groups: dict[str, list[str]]) 
         ax.set_xlim(rates[0] * math.exp(-room), rates[-1] * math.exp(room))
         ax.set_xticks(rates, [plain(rate) for rate in rates], rotation=45 if len(rates) > 6 else 0)
         ax.minorticks_off()
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: f"{loss:g}"))
         ax.set_ylim(low * (low / high) ** 0.05, high * (high / low) ** 0.15)  # crosses stand above all dots
         label_left(ax, "final training loss (nats a token)")
     legend(figure, _loss_keys(table, look), columns=3)
@@ -297,8 +300,8 @@ def _rates(found: Findings, table: pd.DataFrame, tasks: list[str]) -> list[Block
         tried = ", ".join(map(plain, rates_of(found.document, names)))
         rows.append([Cell(label), *cells, Cell(tried), Cell(span(seeds) if seeds else ABSENT)])
     caption = (
-        "The largest learning rate at which no seed diverged or spiked and every one trained, among the rates tried. "
-        "A larger one may be stable, too, where it says ≥."
+        "The largest learning rate at which no seed diverged or spiked and every one trained, among the rates tried; "
+        "where it says ≥, larger ones may be stable, too. Which variants stand behind each row is listed below."
     )
     heads = ["largest stable learning rate", *(f"on {task}" for task in tasks), "rates tried", "seeds a rate"]
     return [Table(heads, rows, caption), Items([f"{label}: {listed(names)}" for label, names in groups.items()])]
