@@ -10,7 +10,7 @@ import torch
 from small_study import plan, small
 
 import harness.report
-from harness.components.architecture import DecoderOnly
+from harness.components.architecture import DecoderOnly, EncoderDecoder
 from harness.components.attention import Longformer, MultiHead, SlidingWindow
 from harness.components.feedforward import ReLU
 from harness.record import RunRecord, Score
@@ -131,6 +131,11 @@ def test_only_windows_alone_have_a_reach() -> None:
     assert {name: reach_of(flipped, name) for name in flipped["variants"]} == {
         "window 5": 8, "full": None, "window 5, deep": 16, "global": None
     }  # fmt: skip
+
+
+def test_an_encoder_is_a_way_around_the_windows() -> None:
+    model = ModelSpec(d_model=16, num_heads=2, feedforward=ReLU(d_ff=16), architecture=EncoderDecoder())
+    assert reach_of(document(model=model), "window 5") is None
 
 
 def test_the_table_says_what_is_within_reach(tmp_path: Path) -> None:
