@@ -2,6 +2,7 @@
 #
 #   make ablation-NAME   run what is left of a study, then write its report (ablations/NAME.py; dashes or underscores)
 #                        BUDGET=smoke|quick|full SEEDS=N JOBS=N|auto DEVICE=auto|cpu|cuda TRACKING_URI=URI RESULTS=DIR
+#   make ablations       every study that is not done yet, one after the other (same options; Ctrl-C saves, it resumes)
 #   make dashboard       MLflow's pages on the local store (PORT=N RESULTS=DIR)
 #   make test            the tests, on both cores, but for the slowest (ARGS='-k rope' for some)
 #   make test-slow       the slowest: processes really killed, hundreds of random combinations
@@ -24,7 +25,7 @@ options = $(if $(BUDGET),--budget '$(BUDGET)') $(if $(SEEDS),--seeds '$(SEEDS)')
 	$(if $(DEVICE),--device '$(DEVICE)') $(if $(TRACKING_URI),--tracking-uri '$(TRACKING_URI)') $(results)
 results = $(if $(RESULTS),--results '$(RESULTS)')
 
-.PHONY: help setup test test-slow lint bench bench-attention gpu-check dashboard always
+.PHONY: help setup ablations test test-slow lint bench bench-attention gpu-check dashboard always
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
 
@@ -36,6 +37,13 @@ setup: $(VENV)/installed
 # `always` stands in for .PHONY, which knows no patterns. `python -m harness` is the console script, but survives a moved clone.
 ablation-%: $(VENV)/installed always
 	$(python) -m harness ablate '$*' $(options)
+
+# A study with failed runs (1) does not keep the others waiting; a refused or an interrupted one does.
+ablations: $(VENV)/installed
+	@for file in ablations/[!_]*.py; do \
+	    name=$$(basename "$$file" .py); [ "$$name" = baseline ] && continue; code=0; \
+	    $(python) -m harness ablate "$$name" $(options) || code=$$?; [ $$code -le 1 ] || exit $$code; \
+	done
 
 dashboard: $(VENV)/installed
 	$(python) -m harness dashboard $(if $(PORT),--port '$(PORT)') $(results)

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from harness.cost import (
     BACKWARD,
+    BYTES,
     active_parameters,
     all_score_elements,
     cache_elements,
@@ -199,7 +200,6 @@ def document(what: str | None) -> dict[str, Any]:
 
 
 LONGEST = 10_000_000  # tokens: far beyond, torch cannot number the elements of a score matrix
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 def model_named(name: str, vocab_size: int | None) -> tuple[str, ModelSpec, int]:

@@ -157,7 +157,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     _add_name(command("status", commands.status, "Show what is done of a study, from its records."))
     one = command("list", commands.catalogue, "Show what there is, with papers, fields and defaults.")
-    parts = ("components", "tasks", "ablations", "presets")
+    parts = ("components", "tasks", "ablations", "presets", "answers")
     one.add_argument(
         "what", nargs="?", choices=parts, help=f"only {', '.join(parts[:-1])} or {parts[-1]}", metavar="PART"
     )
@@ -189,6 +189,11 @@ def _study_options(parser: Parser) -> None:
     parser.add_argument("study", metavar="NAME_OR_FILE", help="an ablation (`harness list ablations`) or your own file")
     parser.add_argument("--budget", metavar="NAME", help="smoke, quick or full; default: quick, or the only one")
     parser.add_argument("--seeds", type=_count, metavar="N", help="default: as many as the budget says")
+    parser.add_argument(
+        "--pilot",
+        action="store_true",
+        help="seeds from 1000 on, to choose settings: a study NAME-pilot without verdicts",
+    )
     parser.add_argument(
         "--jobs", type=_jobs, default="auto", metavar="N", help="worker processes; default: one a core, or one on a GPU"
     )

@@ -57,18 +57,21 @@ def ablate(options: "Namespace") -> Answer:
         from harness.conduct import run_study
         from harness.locate import find_ablation
         from harness.progress import watch
+        from harness.study import folder_name
         from harness.tracking import without_password
 
     found = find_ablation(options.study)
     options.budget = options.budget or found.ablation.default_budget
     if options.plan:
         return plan(options, found)
-    with watch(options.results / found.name, sys.stderr) as display:
+    name = folder_name(found.name, pilot=options.pilot)
+    with watch(options.results / name, sys.stderr) as display:
         outcome = run_study(
             found.ablation,
             name=found.name,
             budget=options.budget,
             seeds=options.seeds,
+            pilot=options.pilot,
             jobs=options.jobs,
             device=options.device,
             tracking_uri=options.tracking_uri,
@@ -76,7 +79,7 @@ def ablate(options: "Namespace") -> Answer:
             display=display,
             command=without_password(options.typed),
         )
-    return _ended(options, found.name, outcome)
+    return _ended(options, name, outcome)
 
 
 def _ended(options: "Namespace", name: str, outcome: "Outcome") -> Answer:
@@ -129,16 +132,20 @@ def plan(options: "Namespace", found: "Found") -> Answer:
     from harness.study import make_plan
 
     device = resolve_device(options.device)
-    planned = make_plan(found.name, found.ablation, budget=options.budget, seeds=options.seeds, device=device)
+    planned = make_plan(
+        found.name, found.ablation, budget=options.budget, seeds=options.seeds, device=device, pilot=options.pilot
+    )
     workers = resolve_jobs(options.jobs, device)
-    expected = forecast(planned, options.results / found.name)
+    expected = forecast(planned, options.results / planned.name)
     comparisons = (len(planned.variants) - 1) * len(planned.ablation.tasks)
     notices = [*expected.notices]
-    if len(planned.seeds) < (fewest := fewest_seeds(comparisons)):
+    if options.pilot:
+        notices.append("a pilot: it chooses settings and decides nothing")
+    elif len(planned.seeds) < (fewest := fewest_seeds(comparisons)):
         few = f"with {len(planned.seeds)} seeds nothing can be decided"
         notices.append(f"{few}: comparisons with the baseline ({comparisons}) need {fewest} (--seeds {fewest})")
     document = {
-        "study": found.name,
+        "study": planned.name,
         "budget": planned.budget,
         "device": device,
         "workers": workers,
@@ -199,10 +206,8 @@ def report(options: "Namespace") -> Answer:
 
 def status(options: "Namespace") -> Answer:
     """What is done of a study, from its records alone."""
-    from harness.stats import compare
-
     data = _load(options)
-    compared = compare(data.primary(), **data.terms)
+    compared = data.compare()
     failed = data.runs[data.runs["status"].isin(("diverged", "out_of_memory", "failed"))]
     document = {
         "study": data.document["study"],
@@ -264,12 +269,22 @@ def studies(results: Path) -> list[Path]:
 
 
 def catalogue(options: "Namespace") -> Answer:
-    """What there is: components, tasks, ablations, or one of them."""
+    """What there is: components, tasks, ablations, presets or one of them; or the answers that are published."""
+    if options.what == "answers":
+        return _answers(options.results / "reference")
     with importing():
         from harness.catalogue import document
 
     found = document(options.what)
     return Answer(found, lambda: _show_catalogue(found))
+
+
+def _answers(reference: Path) -> Answer:
+    with importing():
+        from harness.report.index import answers, as_markdown
+
+    found = answers(reference)
+    return Answer({"answers": [asdict(each) for each in found]}, lambda: _say(as_markdown(found)))
 
 
 def _show_catalogue(found: dict[str, Any]) -> None:

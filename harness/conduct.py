@@ -21,7 +21,6 @@ from harness.engine import Ended, Event, Job, LocalEngine
 from harness.locks import holder, signed
 from harness.results import ENDED, load_study
 from harness.schema import UserError
-from harness.stats import compare
 from harness.study import Ablation, Device, Plan, earlier_plan, make_plan, survey, write_plan
 
 if TYPE_CHECKING:
@@ -87,6 +86,7 @@ def run_study(
     name: str = "study",
     budget: str | None = None,
     seeds: int | None = None,
+    pilot: bool = False,
     jobs: int | Literal["auto"] = "auto",
     device: Device | Literal["auto"] = "auto",
     tracking_uri: str | None = None,
@@ -94,7 +94,7 @@ def run_study(
     display: Display | None = None,
     command: str = "",
 ) -> Outcome:
-    """Run what is left of a study and write its report into `results/name`.
+    """Run what is left of a study and write its report into `results/name`, that of a pilot into `results/name-pilot`.
 
     Ended runs are not done again, interrupted ones resume. Ctrl-C (and SIGTERM, SIGHUP) saves and stops.
 
@@ -104,17 +104,16 @@ def run_study(
     from harness.tracking import Mirror, default_uri, without_password
 
     display = display or Nobody()
-    plan = make_plan(
-        name, ablation, budget=budget or ablation.default_budget, seeds=seeds, device=resolve_device(device)
-    )
+    budget, device = budget or ablation.default_budget, resolve_device(device)
+    plan = make_plan(name, ablation, budget=budget, seeds=seeds, device=device, pilot=pilot)
     sources = tuple(map(str, plan.sources()))
     results = Path(results).expanduser().absolute()
-    folder = results / name
+    folder = results / plan.name
     mirror = Mirror(tracking_uri or default_uri(results), folder)
     if tracking_uri:
         mirror.prepare()
     make_writable(folder)
-    with locked(folder, name):
+    with locked(folder, plan.name):
         states, notices = survey(plan, folder)
         display.begin(plan, states, notices)
         if is_current(plan, folder, states):
@@ -155,7 +154,7 @@ def execute(jobs: list[Job], workers: int, display: Display, folder: Path) -> bo
             display.event(event)
             if isinstance(event, Ended):
                 data = load_study(folder)
-                display.verdicts(compare(data.primary(), **data.terms))
+                display.verdicts(data.compare())
         return stopped.is_set()
 
 

@@ -13,6 +13,8 @@ from harness.spec import ModelSpec, RunSpec
 from harness.transformer import Block, Transformer
 
 BACKWARD = 2  # the backward pass multiplies twice for each multiplication of the forward pass
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+LENGTHS = (256, 1024, 4096, 16_384)  # tokens; each takes some .05 s a model to count
 
 
 def empty_model(spec: ModelSpec, vocab_size: int) -> Transformer:
@@ -118,3 +120,27 @@ def training_flops(spec: RunSpec, sequences: Iterable[tuple[tuple[int, int], int
     passes = 1 + BACKWARD + spec.train.recompute
     vocabulary = spec.task.vocab_size
     return float(sum(passes * count * forward_flops(spec.model, vocabulary, *tokens) for tokens, count in sequences))
+
+
+def costs_by_length(spec: RunSpec) -> list[dict[str, float]]:
+    """What a run's model costs at each of `LENGTHS` that it can take, as `harness cost` counts it.
+
+    A row a length: tokens, parameters, active_parameters, flops_per_token_forward (an encoder's source is as long, and
+    its operations count for the tokens of the answer), score_elements (all heads and layers, one sequence), cache_bytes
+    (all layers, one sequence, in the precision of the run's device: fp32 on the CPU, bf16 on CUDA).
+    """
+    model, vocabulary = spec.model, spec.task.vocab_size
+    empty, limit = empty_model(model, vocabulary), model.position.limit()
+    sizes = {"parameters": parameters(empty), "active_parameters": active_parameters(empty)}
+    source = int(model.architecture.has_encoder())
+    return [
+        {
+            "tokens": tokens,
+            **sizes,
+            "flops_per_token_forward": forward_flops(model, vocabulary, tokens, source * tokens) / tokens,
+            "score_elements": all_score_elements(model, tokens),
+            "cache_bytes": cache_elements(model, tokens) * model.num_layers * BYTES[spec.precision],
+        }
+        for tokens in LENGTHS
+        if limit is None or tokens <= limit
+    ]

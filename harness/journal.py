@@ -183,7 +183,10 @@ class Journal(pl.Callback):
 
 
 def _router_points(module: TransformerModule) -> dict[str, float]:
-    """What the routers did at the last step, mean over the mixtures of experts; nothing without any."""
+    """What the routers did at the last step, mean over the mixtures of experts; nothing without any.
+
+    Loads are the smallest and the largest expert's share of the choices, times the number of experts: 1 when even.
+    """
     if not module.routing:
         return {}
     found = {
@@ -191,6 +194,8 @@ def _router_points(module: TransformerModule) -> dict[str, float]:
         "router/entropy": [routing.entropy for routing in module.routing],
         "router/max_violation": [routing.max_violation for routing in module.routing],
         "router/dropped": [routing.dropped for routing in module.routing],
+        "router/load_min": [routing.load.min() * len(routing.load) for routing in module.routing],
+        "router/load_max": [routing.load.max() * len(routing.load) for routing in module.routing],
     }
     return {name: torch.stack(values).mean().item() for name, values in found.items()}
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from harness.record import RunRecord, read_curves
 from harness.schema import UserError
+from harness.stats import ceilings, compare
 
 ENDED = ("finished", "diverged", "out_of_memory", "failed")
 LEARNING_TIME = "learning_time"
@@ -64,11 +65,32 @@ class StudyData:
         with np.load(path) as archive:
             return dict(archive)
 
+    @cached_property
+    def costs(self) -> pd.DataFrame:
+        """What each variant's model costs by length, a row a variant and length (`cost.costs_by_length`); empty where
+        the plan did not count it.
+        """
+        path = self.folder / "costs.csv"
+        if not path.exists():
+            return pd.DataFrame(columns=["variant", "tokens"])
+        # A variant may be called "none" or "NA".
+        return pd.read_csv(path, dtype={"variant": str}, keep_default_na=False)
+
     @property
-    def terms(self) -> dict[str, Any]:
-        """The terms of the study's comparison, as arguments of `stats.compare`."""
+    def is_pilot(self) -> bool:
+        """Whether the seeds are those that choose settings and conclude nothing."""
+        return bool(self.document.get("pilot", False))
+
+    def compare(self) -> pd.DataFrame:
+        """`stats.compare` on the primary scores; a pilot gets no verdict but *undecided*."""
         terms = {key: self.document[key] for key in ("baseline", "margin", "higher_is_better")}
-        return terms | {"against": self.document.get("against", {})}
+        compared = compare(self.primary(), **terms, against=self.document.get("against", {}))
+        return compared.assign(verdict="undecided") if self.is_pilot else compared
+
+    def ceilings(self) -> pd.DataFrame:
+        """`stats.ceilings` on the primary scores."""
+        baseline, margin, against = self.document["baseline"], self.document["margin"], self.document.get("against", {})
+        return ceilings(self.primary(), baseline, margin, against=against)
 
     @property
     def metric(self) -> str:

@@ -17,7 +17,16 @@ import torch
 
 from harness.backend import attention_backend
 from harness.cost import parameters, training_flops
-from harness.evaluate import GATE, all_lengths, greedy_agreement, score_lengths, zero_scores
+from harness.evaluate import (
+    GATE,
+    all_lengths,
+    answer_metrics,
+    greedy_agreement,
+    read_lengths,
+    read_training_samples,
+    score_readings,
+    zero_scores,
+)
 from harness.journal import Diverged, Interrupted, Journal, Progress, evaluating
 from harness.machine import environment, peak_memory, reset_peak_memory
 from harness.module import TransformerModule, answer_loss
@@ -87,6 +96,7 @@ class _Attempt:
         self.started = time.time()
         self.scores: tuple[Score, ...] = ()
         self.greedy = self.initial_loss = float("nan")
+        self.answers = answer_metrics(spec, fresh={}, seen={})
         self.ledger: dict[str, int | float | str] = {"device": spec.device, "precision": spec.precision}
 
     def record(self) -> RunRecord:
@@ -141,7 +151,9 @@ class _Attempt:
         seconds, samples = journal.seconds, spec.train.eval_samples
         torch.save(module.model.state_dict(), self.directory / "model.pt")
         with evaluating(module):
-            self.scores = score_lengths(module, spec, all_lengths(spec.task), stream="eval", samples=samples)
+            fresh = read_lengths(module, spec, all_lengths(spec.task), stream="eval", samples=samples)
+            seen = read_training_samples(module, spec, samples=samples)
+            self.scores, self.answers = score_readings(spec, fresh), answer_metrics(spec, fresh, seen)
             self.greedy = greedy_agreement(module.model, spec)
         counted = list(journal.sequences.items())
         self.ledger |= {
@@ -167,6 +179,7 @@ class _Attempt:
             "eval/in_distribution": mean_score(self.scores, lengths.training),
             "eval/extrapolation": mean_score(self.scores, lengths.test),
             "eval/greedy_agreement": self.greedy,
+            **self.answers,
             "train/loss": lines[-1]["train/loss"] if lines else float("nan"),
             "train/initial_loss": self.initial_loss,
             "train/steps_to_threshold": min(learned, default=float("nan")),

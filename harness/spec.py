@@ -176,6 +176,12 @@ class Sampling(Level):
         """At most so many different training samples are seen in `steps` steps."""
         return steps * batch_size
 
+    def pool(
+        self, task: Task, seed: int, length: int, device: torch.device, layout: Layout = "continue"
+    ) -> Batch | None:
+        """All training samples of a length where each epoch draws from the same ones; None where there are none."""
+        return None
+
 
 class Fresh(Sampling):
     """New samples at every step, one length a batch."""
@@ -222,6 +228,13 @@ class Finite(Sampling):
     def distinct(self, steps: int, batch_size: int) -> int:
         """All samples, if there are steps enough to see them."""
         return min(self.num_samples, steps * batch_size)
+
+    def pool(
+        self, task: Task, seed: int, length: int, device: torch.device, layout: Layout = "continue"
+    ) -> Batch | None:
+        """The samples of a length; training has seen each of them once its first epoch is over."""
+        share = self._share(task, length)
+        return _pool(task, seed, share, length, device, layout) if share else None
 
     def _share(self, task: Task, length: int) -> int:
         lengths = list(task.lengths.training)
@@ -334,6 +347,10 @@ class RunSpec(Spec):
         """The training batch of a step."""
         train = self.train
         return train.sampling.batch(self.task, self.seed, step, train.batch_size, device, self.layout)
+
+    def training_pool(self, length: int, device: torch.device) -> Batch | None:
+        """The training samples of a length where each epoch draws from the same ones; None where there are none."""
+        return self.train.sampling.pool(self.task, self.seed, length, device, self.layout)
 
     @property
     def precision(self) -> str:

@@ -4,6 +4,8 @@ An ablation is data: a question, a baseline, the axes that vary, named variants.
 with its fingerprint; the records on disk say which of them are done.
 """
 
+import csv
+import io
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +18,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import Field, PlainSerializer, model_validator
 
+from harness.cost import costs_by_length
 from harness.evaluate import GATE
 from harness.machine import commit, environment
 from harness.record import RunRecord, set_aside, write_atomically
@@ -23,6 +26,7 @@ from harness.schema import Spec, UserError, is_foreign, nearest, source_file
 from harness.spec import ModelSpec, RunSpec, TrainSpec
 from tasks.task import Task
 
+COUNTED = ("model.attention", "model.num_heads", "model.d_head", "model.feedforward")  # axes whose cost has a length
 PILOT_SEED = 1000  # seeds from here on choose settings and conclude nothing
 
 Device = Literal["cpu", "cuda"]
@@ -275,6 +279,7 @@ class Plan:
             "variants": self.variants,
             "tasks": list(tasks),
             "seeds": list(self.seeds),
+            "pilot": self.seeds[0] >= PILOT_SEED,
             "budget": self.budget,
             "device": self.device,
             "score": ablation.score,
@@ -310,12 +315,32 @@ class Plan:
                 found[variant] = codes.numpy()
         return found
 
+    def costs(self) -> list[dict[str, str | float]]:
+        """What each variant's model costs by length (`cost.costs_by_length`) on the first task; empty where the axes
+        are none of `COUNTED`.
+        """
+        if not any(_covered(axis, COUNTED) for axis in self.ablation.axes):
+            return []
+        first = next(iter(self.ablation.tasks))
+        return [
+            {"variant": variant, **row}
+            for variant in self.variants
+            for row in costs_by_length(self._seedless[variant, first])
+        ]
+
 
 _ABSENT = object()
 
 
-def make_plan(name: str, ablation: Ablation, *, budget: str, seeds: int | None, device: Device) -> Plan:
-    """The plan of an ablation; `seeds` overrides the budget's number.
+def folder_name(name: str, *, pilot: bool) -> str:
+    """An ablation's name, or that of its pilot, whose folder is another."""
+    return f"{name}-pilot" if pilot else name
+
+
+def make_plan(
+    name: str, ablation: Ablation, *, budget: str, seeds: int | None, device: Device, pilot: bool = False
+) -> Plan:
+    """The plan of an ablation; `seeds` overrides the budget's number. A pilot has its own seeds, and a name of its own.
 
     Raises:
         UserError: unknown budget, a number of seeds that cannot be.
@@ -323,7 +348,8 @@ def make_plan(name: str, ablation: Ablation, *, budget: str, seeds: int | None, 
     count = ablation.budget(budget).seeds if seeds is None else seeds
     if not 1 <= count <= PILOT_SEED:
         raise UserError(f"seeds = {count}: choose 1 to {PILOT_SEED} (seeds from {PILOT_SEED} on are the pilot's)")
-    return Plan(name, ablation, budget, tuple(range(count)), device)
+    first = PILOT_SEED if pilot else 0
+    return Plan(folder_name(name, pilot=pilot), ablation, budget, tuple(range(first, first + count)), device)
 
 
 def survey(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:
@@ -371,12 +397,28 @@ def earlier_plan(folder: Path) -> dict[str, Any]:
 
 
 def write_plan(plan: Plan, folder: Path, invocation: dict[str, str]) -> None:
-    """Write `study.json` and the position codes."""
+    """Write `study.json`, the position codes, and where the axes call for it what variants cost by length."""
+    document = plan.document(invocation)
     codes = plan.codes()
     if codes:
         folder.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(folder / "codes.npz", **codes)  # type: ignore[arg-type]
-    write_atomically(folder / "study.json", json.dumps(plan.document(invocation), indent=1))
+    costs = folder / "costs.csv"
+    if not costs.exists() or earlier_plan(folder).get("runs") != document["runs"]:  # counting takes a second or two
+        _write_costs(plan.costs(), costs)
+    write_atomically(folder / "study.json", json.dumps(document, indent=1))
+
+
+def _write_costs(rows: list[dict[str, str | float]], path: Path) -> None:
+    """A table of costs; without rows none, and an earlier plan's is removed."""
+    if not rows:
+        path.unlink(missing_ok=True)
+        return
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue())
 
 
 def counts(states: dict[str, str]) -> Counter[str]:

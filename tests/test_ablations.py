@@ -1,12 +1,19 @@
-"""Every ablation file is data, plans, and trains two steps."""
+"""Every ablation file is data, plans, trains two steps, and gets a report."""
 
 import ast
+import json
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from harness.locate import ablation_files, find_ablation
+from harness.report import write_report
+from harness.report.wording import markdown
+from harness.results import load_study
 from harness.runner import run
-from harness.study import make_plan
+from harness.stats import fewest_seeds
+from harness.study import make_plan, write_plan
 
 NAMES = sorted(ablation_files())
 
@@ -35,9 +42,34 @@ def test_an_ablation_plans_in_every_budget(name: str) -> None:
         assert len(plan.cells) == len(ablation.variants) * len(ablation.tasks) * ablation.budgets[budget].seeds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_every_variant_trains_two_steps_on_every_task(name: str) -> None:
-    ablation = find_ablation(name).ablation
-    for cell in make_plan(name, ablation, budget="smoke", seeds=1, device="cpu").cells:
-        record = run(cell.spec.replace("train.steps", 2))
+def test_every_variant_trains_two_steps_and_has_its_place_in_a_report(name: str, tmp_path: Path) -> None:
+    plan = make_plan(name, find_ablation(name).ablation, budget="smoke", seeds=1, device="cpu")
+    document = plan.document({"command": "a test"})
+    for cell, row in zip(plan.cells, document["runs"], strict=True):
+        spec = cell.spec.replaced({"train.steps": 2, "train.eval_samples": 4})
+        row["fingerprint"] = spec.fingerprint()
+        record = run(spec, directory=tmp_path / "runs" / row["fingerprint"])
         assert (record.status, record.cause) == ("finished", "")
+    write_plan(plan, tmp_path, {})  # what stands beside study.json
+    (tmp_path / "study.json").write_text(json.dumps(document))
+    data = load_study(tmp_path)
+    write_report(data, tmp_path)
+    assert data.primary()["score"].notna().all()
+    text = (tmp_path / "report.md").read_text()
+    for variant in plan.variants:
+        assert markdown(variant) in text
+    assert len(pd.read_csv(tmp_path / "comparison.csv")) == (len(plan.variants) - 1) * len(plan.ablation.tasks)
+
+
+def test_quick_has_seeds_enough_to_decide_something() -> None:
+    for name in NAMES:
+        ablation = find_ablation(name).ablation
+        comparisons = (len(ablation.variants) - 1) * len(ablation.tasks)
+        assert ablation.budgets["quick"].seeds >= fewest_seeds(comparisons), name
+
+
+def test_every_claim_named_is_one_of_the_lists() -> None:
+    named = {claim for name in NAMES for claim in find_ablation(name).ablation.claims}
+    assert all(len(claim) == 3 and claim[0] in "ED" and claim[1:].isdigit() for claim in named)

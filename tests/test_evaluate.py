@@ -1,4 +1,6 @@
-"""Scores against a slow pure-Python reference; greedy decoding; marks."""
+"""Scores and calibration against slow pure-Python references; greedy decoding; marks."""
+
+import math
 
 import pytest
 import torch
@@ -8,12 +10,19 @@ from torch import Tensor
 
 from harness.components.position import Learned, RoPE
 from harness.evaluate import (
+    ANSWERED,
     CHUNK,
     GREEDY_SAMPLES,
     METRICS,
+    SEEN,
     Model,
     all_lengths,
+    answer_metrics,
+    calibration_error,
     greedy_agreement,
+    read_batch,
+    read_lengths,
+    read_training_samples,
     score_batch,
     score_lengths,
     was_seen,
@@ -205,6 +214,143 @@ def test_a_model_that_diverged_scores_zero_everywhere() -> None:
     scores = zero_scores(spec())
     assert {(score.value, score.mark) for score in scores} == {(0.0, "diverged")}
     assert {(score.length, score.metric) for score in scores} == {(n, m) for n in (2, 3, 4, 5, 7) for m in METRICS}
+
+
+# --- how sure, and how right -----------------------------------------------------------------------------------------
+
+
+def binned_error(confidence: list[float], hits: list[bool]) -> float:
+    """The expected calibration error as Guo et al. write it, a bin at a time."""
+    error = 0.0
+    for m in range(1, 11):
+        inside = [i for i, p in enumerate(confidence) if (m - 1) / 10 < p <= m / 10]
+        if inside:
+            accuracy = sum(hits[i] for i in inside) / len(inside)
+            sure = sum(confidence[i] for i in inside) / len(inside)
+            error += len(inside) / len(confidence) * abs(accuracy - sure)
+    return error
+
+
+judged = st.lists(
+    st.tuples(st.floats(1e-3, 1) | st.sampled_from([m / 10 for m in range(1, 11)]), st.booleans()), min_size=1
+)
+
+
+@given(judged)
+def test_the_calibration_error_is_that_of_the_reference(drawn: list[tuple[float, bool]]) -> None:
+    confidence, hits = (list(part) for part in zip(*drawn, strict=True))
+    found = calibration_error(torch.tensor(confidence, dtype=torch.float64), torch.tensor(hits))
+    assert found == pytest.approx(binned_error(confidence, hits))
+    assert 0 <= found <= 1
+    # The whole is never further off than its parts.
+    assert found >= abs(sum(confidence) - sum(hits)) / len(hits) - 1e-12
+
+
+@pytest.mark.parametrize(("right", "error"), [(True, 0.0), (False, 1.0)])
+def test_certainty_is_no_error_where_it_is_right_and_all_of_it_where_it_is_wrong(right: bool, error: float) -> None:
+    assert calibration_error(torch.ones(7), torch.tensor([right] * 7)) == error
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.03, 0.25, -0.2])
+def test_confidence_that_is_off_by_a_constant_errs_by_it(shift: float) -> None:
+    # Of 100 answers at each probability p as many are right as p says; the confidence is p + shift.
+    shares = (0.3, 0.5, 0.7)
+    confidence = torch.tensor([p + shift for p in shares for _ in range(100)], dtype=torch.float64)
+    hits = torch.tensor([i < round(100 * p) for p in shares for i in range(100)])
+    assert calibration_error(confidence, hits) == pytest.approx(abs(shift))
+
+
+def test_the_error_of_a_calibrated_model_vanishes_with_the_number_of_answers() -> None:
+    draw = torch.Generator().manual_seed(0)
+    errors = []
+    for count in (100, 1_000_000):
+        confidence = torch.rand(count, generator=draw, dtype=torch.float64)
+        errors.append(calibration_error(confidence, torch.rand(count, generator=draw) < confidence))
+    assert errors[1] < 0.002 < errors[0]
+
+
+def test_no_answer_has_no_calibration_error() -> None:
+    assert math.isnan(calibration_error(torch.zeros(0), torch.zeros(0, dtype=torch.bool)))
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_confidence_and_loss_are_those_of_a_softmax_over_the_answer_tokens(end: bool) -> None:
+    batch = Copy(train_end_token=end).batch(0, "eval", 0, CHUNK + 3, 4, CPU)
+    logits = 3 * torch.randn(*batch.inputs.shape, 20, generator=torch.Generator().manual_seed(0))
+    parts = iter(logits.split(CHUNK))
+    reading = read_batch(lambda _: next(parts), batch)
+    confidence, loss, hits = [], [], []
+    for row, wanted in zip(logits.tolist(), batch.targets.tolist(), strict=True):
+        for scores, token in zip(row, wanted, strict=True):
+            if token != IGNORED:
+                exps = [math.exp(score) for score in scores]
+                confidence.append(max(exps) / sum(exps))
+                loss.append(-math.log(exps[token] / sum(exps)))
+                hits.append(max(range(20), key=scores.__getitem__) == token)
+    assert len(hits) == (CHUNK + 3) * (4 + end)
+    assert reading.confidence.tolist() == pytest.approx(confidence, rel=1e-5)
+    assert reading.loss.tolist() == pytest.approx(loss, rel=1e-4)
+    assert reading.hits.tolist() == hits
+
+
+@torch.no_grad()
+def by_token(model: Model, batches: dict[int, Batch]) -> tuple[list[float], list[float], list[bool]]:
+    """Loss, confidence and success of every answer token, by where it stands: behind BOS, source and SEP."""
+    loss, sure, hits = [], [], []
+    for length, batch in batches.items():
+        chances, wanted = model(batch.inputs).softmax(-1)[:, length + 1 :], batch.targets[:, length + 1 :]
+        loss += (-chances.gather(-1, wanted[..., None]).log()).flatten().tolist()
+        sure += chances.max(-1).values.flatten().tolist()
+        hits += (chances.argmax(-1) == wanted).flatten().tolist()
+    return loss, sure, hits
+
+
+def test_answer_metrics_are_means_over_tokens_and_exact_match_over_lengths() -> None:
+    run = spec(sampling=Finite(num_samples=31), eval_samples=6)
+    model = build_model(run.model, run.task.vocab_size, seed=0)
+    fresh = read_lengths(model, run, all_lengths(run.task), stream="eval", samples=6)
+    seen = read_training_samples(model, run, samples=6)
+    found = answer_metrics(run, fresh, seen)
+    assert tuple(found) == (*ANSWERED, *SEEN)
+    assert list(seen) == [2, 3, 4]
+    pools = {length: run.training_pool(length, CPU) for length in (2, 3, 4)}
+    loss, sure, hits = by_token(model, {n: run.task.batch(0, "eval", 0, 6, n, CPU) for n in (2, 3, 4)})
+    pool_loss, _, _ = by_token(model, {n: pool.rows(slice(6)) for n, pool in pools.items() if pool is not None})
+    assert len(loss) == len(pool_loss) == 6 * (3 + 4 + 5)
+    assert found["eval/loss"] == pytest.approx(sum(loss) / len(loss), rel=1e-5)
+    assert found["seen/loss"] == pytest.approx(sum(pool_loss) / len(pool_loss), rel=1e-5)
+    assert found["eval/accuracy"] == sum(hits) / len(hits)
+    assert found["eval/confidence"] == pytest.approx(sum(sure) / len(sure), rel=1e-5)
+    assert found["eval/calibration_error"] == pytest.approx(binned_error(sure, hits), rel=1e-4)
+
+
+def test_finite_samples_are_counted_once_however_many_are_asked_for() -> None:
+    run = spec(sampling=Finite(num_samples=4))  # two of length 2, one each of 3 and 4
+    task = run.task
+
+    def knows_short_ones(inputs: Tensor) -> Tensor:
+        wanted = torch.full((*inputs.shape,), EOS)
+        wanted[:, 3:5] = inputs[:, 1:3]
+        return torch.nn.functional.one_hot(wanted, task.vocab_size).float()
+
+    seen = read_training_samples(knows_short_ones, run, samples=100)
+    assert {length: len(reading.targets) for length, reading in seen.items() if reading} == {2: 2, 3: 1, 4: 1}
+    assert answer_metrics(run, {}, seen)["seen/exact_match"] == pytest.approx(1 / 3)
+
+
+def test_lengths_without_a_training_sample_are_not_asked() -> None:
+    run = spec(sampling=Finite(num_samples=2))
+    model = build_model(run.model, run.task.vocab_size, seed=0)
+    assert list(read_training_samples(model, run, samples=5)) == [2, 3]
+
+
+def test_fresh_training_data_have_no_seen_metrics_and_no_answer_has_none() -> None:
+    model = build_model(MODEL, 20, seed=0)
+    assert read_training_samples(model, spec(), samples=5) == {}
+    assert tuple(answer_metrics(spec(), {}, {})) == ANSWERED
+    finite = answer_metrics(spec(sampling=Finite()), {}, {})
+    assert tuple(finite) == (*ANSWERED, *SEEN)
+    assert all(math.isnan(value) for value in finite.values())
 
 
 # --- greedy ----------------------------------------------------------------------------------------------------------

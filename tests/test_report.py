@@ -19,8 +19,18 @@ from hypothesis import strategies as st
 import harness.report
 from harness.record import RunRecord, Score
 from harness.report import answer, csv, write_report
+from harness.report.index import answers, as_markdown
 from harness.report.inside import block, changes, maps_across, similarity
-from harness.report.tables import by_length, comparison, failures, ledger, runs_table, scores_table, verdicts
+from harness.report.tables import (
+    by_length,
+    comparison,
+    failures,
+    ledger,
+    runs_table,
+    scores_table,
+    seed_differences,
+    verdicts,
+)
 from harness.report.wording import decimal, interval, quantity, ranges, seconds
 from harness.results import StudyData, load_study
 from harness.schema import flatten
@@ -427,6 +437,63 @@ def test_a_verdict_row_agrees_with_itself_and_counts_the_gate(study: StudyData) 
 
 
 @pytest.mark.usefixtures("coarse")
+def test_a_variant_may_be_compared_with_another_than_the_baseline(tmp_path: Path) -> None:
+    ladder = dict(zip(VARIANTS[2:], VARIANTS[1:], strict=False))
+    data = write_study(tmp_path, tasks=("copy",), attention=False, against=ladder)
+    table = verdicts(data, comparison(data)).set_index("variant")
+    means = data.primary().groupby("variant")["score"].mean()
+    for variant, other in {"none": "sinusoidal", **ladder}.items():
+        assert table.loc[variant, "reference"] == other
+        assert table.loc[variant, "difference"] == pytest.approx(means[variant] - means[other])
+    seeds = seed_differences(data).groupby("variant")["difference"].mean()
+    assert seeds.to_dict() == pytest.approx(table["difference"].dropna().to_dict())
+    write_report(data, tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "ALiBi \\[RoPE\\]" in text
+    assert "to RoPE +" in text
+    assert pd.read_csv(tmp_path / "comparison.csv")["reference"].tolist() == ["sinusoidal", *ladder.values()]
+
+
+def test_learning_time_is_scored_low_is_good_and_lengths_show_exact_match(tmp_path: Path) -> None:
+    data = write_study(tmp_path, score="learning_time", higher_is_better=False, attention=False)
+    write_report(data, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "learning time" in page
+    assert "lower is better" in page
+    assert "Exact match by length" in page
+    better = comparison(data)[comparison(data)["verdict"] == "better"]
+    assert (better["difference"] < 0).all()
+
+
+def test_the_index_gives_each_question_with_every_comparison_and_failure(tmp_path: Path) -> None:
+    reference = tmp_path / "reference"
+    data = write_study(tmp_path / "position", fate=some_fail, attention=False)
+    write_report(data, reference / "position", publish=True)
+    (reference / "unpublished").mkdir()
+    (found,) = answers(reference)
+    assert found.question == data.document["question"]
+    table = verdicts(data, comparison(data))
+    for row in table[table["variant"] != "sinusoidal"].to_dict("records"):
+        part = next(p for p in found.measured.split("; ") if str(row["verdict"]).title() in p.title())
+        assert f"{row['variant']} (" in part
+        assert f"{row['task']} {decimal(row['difference'], 2, signed=True)}" in part
+    assert "of 96 runs 2 diverged, 1 ran out of memory and 1 failed" in found.measured
+    assert as_markdown([found]).splitlines()[2].startswith("| [Which position encoding")
+
+
+def test_the_table_in_readme_is_what_the_published_reports_say() -> None:
+    root = Path(__file__).parents[1]
+    table = as_markdown(answers(root / "results" / "reference")).replace(f"{root.as_posix()}/", "")
+    assert table in (root / "README.md").read_text()
+
+
+def test_a_pilot_says_that_it_concludes_nothing(tmp_path: Path) -> None:
+    write_report(write_study(tmp_path, pilot=True, attention=False), tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "its seeds choose settings and conclude nothing" in text
+    assert "▲" not in text.split("## Method")[0].replace("▲ better, ▼ worse", "")
+
+
 def test_a_tie_at_the_ceiling_is_bounded_not_called_equal(tmp_path: Path) -> None:
     data = write_study(tmp_path / "s", variants=("a", "b"), tasks=("copy",), attention=False)
     perfect = StudyData(data.folder, data.document, data.runs, data.scores.assign(value=1.0))

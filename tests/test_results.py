@@ -9,7 +9,7 @@ from harness.evaluate import METRICS
 from harness.record import RunRecord, Score
 from harness.results import load_study
 from harness.schema import UserError
-from harness.study import Plan, write_plan
+from harness.study import Budget, Plan, make_plan, write_plan
 from tasks import Lengths, Reverse
 
 
@@ -65,6 +65,42 @@ def test_a_task_without_test_lengths_is_scored_on_its_training_lengths(tmp_path:
     primary = load_study(tmp_path).primary()
     assert primary["score"].iloc[0] == pytest.approx(0.45)
     assert primary["score"].iloc[-1] == pytest.approx(0.3)  # of all lengths, 1 to 5, that its record scores
+
+
+def test_learning_time_is_the_share_of_the_steps_and_1_for_what_never_learned(tmp_path: Path) -> None:
+    variants = {**small().variants, "longer": {"train.steps": 80}}
+    timed = small(
+        score="learning_time", higher_is_better=False, axes=("model.position", "train.steps"), variants=variants,
+        budgets={"quick": Budget(seeds=3)},
+    )  # fmt: skip
+    made = plan(timed)
+    write_plan(made, tmp_path, {})
+    write_records(tmp_path, made, {0: "finished", 1: "finished", 2: "diverged", 3: "finished", 4: "failed"})
+    for index, steps in ((0, 5.0), (2, 5.0), (3, 20.0)):
+        path = tmp_path / "runs" / made.cells[index].fingerprint / "record.json"
+        found = RunRecord.read(path)
+        found.model_copy(update={"final": {"train/steps_to_threshold": steps}}).write(path)
+    data = load_study(tmp_path)
+    assert [cell.variant for cell in made.cells[:5]] == ["sinusoidal", "none", "rope", "longer", "sinusoidal"]
+    assert data.primary()["score"].tolist()[:4] == [5 / 20, 1.0, 1.0, 20 / 80]
+    assert data.primary()["score"].iloc[4:].isna().all()
+    assert data.metric == "exact_match"
+
+
+def test_a_pilot_gives_no_verdict(tmp_path: Path) -> None:
+    verdicts = {}
+    for name, pilot in (("real", False), ("pilot", True)):
+        made = make_plan("small", small(), budget="quick", seeds=9, device="cpu", pilot=pilot)
+        write_plan(made, tmp_path / name, {})
+        for cell in made.cells:
+            value = 0.9 + cell.seed % 10 / 100 if cell.variant == "rope" else 0.1
+            scores = tuple(Score(length=n, metric=m, value=value) for n in range(1, 6) for m in METRICS)
+            RunRecord(fingerprint=cell.fingerprint, spec=cell.spec.document(), status="finished", scores=scores).write(
+                tmp_path / name / "runs" / cell.fingerprint / "record.json"
+            )
+        compared = load_study(tmp_path / name).compare()
+        verdicts[name] = compared.loc[compared["variant"] == "rope", "verdict"].tolist()
+    assert verdicts == {"real": ["better", "better"], "pilot": ["undecided", "undecided"]}
 
 
 def test_scores_are_long_and_know_their_split(study: Path) -> None:

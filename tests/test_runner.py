@@ -21,11 +21,12 @@ from harness.components.feedforward import FeedForward, MoE, ReLU
 from harness.components.kernel import Flash, Math
 from harness.components.norm import BatchNorm
 from harness.components.position import Learned, NoPE, RoPE, T5Bias
+from harness.evaluate import ANSWERED
 from harness.module import TransformerModule
 from harness.record import RunRecord, read_curves
 from harness.runner import Interrupted, Progress, run
 from harness.schema import UserError
-from harness.spec import Constant, ModelSpec, RunSpec, TrainSpec
+from harness.spec import Constant, Finite, ModelSpec, RunSpec, TrainSpec
 from tasks import Copy, Lengths
 
 TINY: dict[str, Any] = {"d_model": 16, "num_heads": 2, "num_layers": 1, "feedforward": ReLU(d_ff=16)}
@@ -89,6 +90,27 @@ def test_a_run_leaves_all_that_its_record_speaks_of(whole: Path) -> None:
 def test_the_untrained_loss_is_that_of_the_first_step() -> None:
     final = run(tiny(steps=1)).final
     assert final["train/initial_loss"] == pytest.approx(final["train/loss"], rel=1e-6)
+
+
+def test_what_was_learned_by_heart_is_a_gap(tmp_path: Path) -> None:
+    # Six samples of 16³ and 16⁴ each: the model learns them and not to copy.
+    run_spec = RunSpec(
+        model=ModelSpec(**TINY),
+        task=Copy(lengths=Lengths(train=(3, 4), test=(5,))),
+        train=TrainSpec(steps=250, batch_size=6, learning_rate=0.01, eval_samples=32, sampling=Finite(num_samples=12)),
+    )
+    final = run(run_spec, directory=tmp_path).final
+    assert final["seen/exact_match"] == 1
+    assert final["eval/in_distribution"] < 0.2
+    assert final["seen/loss"] < 0.1 < 1 < final["eval/loss"]
+    assert final["eval/confidence"] > final["eval/accuracy"] + 0.2
+    assert final["eval/calibration_error"] > 0.2
+
+
+def test_a_run_on_fresh_data_says_how_sure_it_is_and_knows_no_seen_samples(whole: Path) -> None:
+    final = RunRecord.read(whole / "record.json").final
+    assert all(math.isfinite(final[name]) for name in ANSWERED)
+    assert not any(name.startswith("seen/") for name in final)
 
 
 def test_tokens_are_those_of_the_batches(whole: Path) -> None:
@@ -228,6 +250,7 @@ def test_divergence_is_a_result_with_a_cause_and_zero_scores() -> None:
     assert "not finite" in record.cause
     assert {score.value for score in record.scores} == {0.0}
     assert {score.mark for score in record.scores} == {"diverged"}
+    assert all(math.isnan(record.final[name]) for name in ANSWERED)
 
 
 def test_a_loss_that_ends_above_its_start_is_divergence() -> None:
@@ -309,12 +332,15 @@ def test_a_mixture_of_experts_tells_of_its_router_in_the_curves(tmp_path: Path) 
     run(tiny(steps=20, model={"feedforward": experts}), directory=tmp_path / "sparse")
     run(tiny(steps=20), directory=tmp_path / "dense")
     names = {"router/loss", "router/entropy", "router/max_violation", "router/dropped"}
+    names |= {"router/load_min", "router/load_max"}
     for line in read_curves(tmp_path / "sparse" / "curves.jsonl"):
         assert names <= set(line)
         assert 0 < line["router/entropy"] <= math.log(4) + 1e-6
         assert 0 <= line["router/max_violation"] <= 3
         assert 0 < line["router/dropped"] < 1
         assert line["router/loss"] >= 0.1
+        assert 0 <= line["router/load_min"] <= 1 <= line["router/load_max"] <= 4
+        assert line["router/load_max"] == pytest.approx(line["router/max_violation"] + 1)
     assert not names & set().union(*read_curves(tmp_path / "dense" / "curves.jsonl"))
 
 

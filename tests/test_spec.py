@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from harness.components.architecture import EncoderOnly
+from harness.components.architecture import EncoderDecoder, EncoderOnly
 from harness.components.attention import BigBird
 from harness.components.position import ALiBi, Learned, RoPE
 from harness.module import answer_loss
@@ -197,6 +197,38 @@ def test_epochs_of_finite_have_other_orders_of_batches_and_of_rows() -> None:
     assert len(orders) == 3
     groups = [{frozenset(rows(batch)) for batch in epoch} for epoch in epochs]
     assert groups[0] != groups[1] != groups[2]  # not the same batches in another order
+
+
+@given(st.integers(1, 60), st.integers(1, 12), st.integers(0, 3))
+def test_the_pool_of_finite_is_what_an_epoch_sees(num_samples: int, batch_size: int, seed: int) -> None:
+    sampling = Finite(num_samples=num_samples)
+    pools = {length: sampling.pool(TASK, seed, length, CPU) for length in TASK.lengths.training}
+    assert sum(len(pool.inputs) for pool in pools.values() if pool is not None) == num_samples
+    read: dict[int, Counter[tuple[int, ...]]] = {length: Counter() for length in pools}
+    step = 0
+    while sum(counts.total() for counts in read.values()) < num_samples:
+        batch = sampling.batch(TASK, seed, step, batch_size, CPU)
+        read[length_of(batch)].update(rows(batch))
+        step += 1
+    for length, pool in pools.items():
+        assert read[length] == Counter(rows(pool) if pool is not None else [])
+
+
+def test_samples_that_are_new_at_every_step_have_no_pool() -> None:
+    assert Fresh().pool(TASK, 0, 3, CPU) is None
+    assert Padded().pool(TASK, 0, 3, CPU) is None
+
+
+def test_a_run_has_its_training_samples_in_its_own_layout() -> None:
+    train = TrainSpec(sampling=Finite(num_samples=8), batch_size=2)
+    run = RunSpec(task=TASK, train=train, model=ModelSpec(architecture=EncoderDecoder()), seed=3)
+    for step in range(4):  # an epoch: two samples of each of the four lengths
+        batch = run.training_batch(step, CPU)
+        assert batch.source is not None
+        pool = run.training_pool(batch.source.shape[1] - 1, CPU)  # the source and its end
+        assert pool is not None
+        assert pool.source is not None
+        assert sorted(pool.source.tolist()) == sorted(batch.source.tolist())
 
 
 @pytest.mark.parametrize("num_samples", [1, 3, 40])

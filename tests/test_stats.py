@@ -403,6 +403,30 @@ def test_nothing_to_compare_is_an_empty_table_of_the_same_types(arms):
     ]
 
 
+@law
+@given(grids)
+def test_a_comparison_with_another_than_the_baseline_is_the_one_that_has_it_as_baseline(grid):
+    scores = drawn(grid)
+    variants = list(dict.fromkeys(scores["variant"]))
+    first, last = variants[0], variants[-1]
+    by_hand = compare(scores, last, 0.1)
+    named = compare(scores, first, 0.1, against=dict.fromkeys(variants[1:-1], last))
+    numbers = ["n_pairs", "difference", "low", "high", "p", "effect_size"]
+    for variant in variants[1:-1]:
+        left, right = (table[table["variant"] == variant].reset_index(drop=True) for table in (named, by_hand))
+        pd.testing.assert_frame_equal(left[numbers], right[numbers])
+    assert len(named) == len(compare(scores, first, 0.1))
+    pd.testing.assert_series_equal(named["p_holm"], pd.Series(holm(named["p"]), name="p_holm"))
+
+
+def test_a_ladder_compares_each_rung_with_the_one_below():
+    table = compare(study({"a": noisy(0, 0.1), "b": noisy(1, 0.4), "c": noisy(2, 0.7)}), "a", 0.1, against={"c": "b"})
+    assert table["difference"].round(1).tolist() == [0.3, 0.3]
+    assert ceilings(study({"a": [0.5] * 9, "b": [1.0] * 9, "c": [1.0] * 9}), "a", 0.1, against={"c": "b"})[
+        "variant"
+    ].tolist() == ["c"]
+
+
 def test_what_a_user_can_get_wrong_is_said_in_a_sentence():
     scores = study({"sinusoidal": [0.1, 0.2], "rope": [0.2, 0.3]})
     wrong = [

@@ -12,7 +12,7 @@ from harness.components.position import NoPE, RoPE, Sinusoidal
 from harness.record import RunRecord
 from harness.schema import UserError, fingerprint
 from harness.spec import RunSpec
-from harness.study import Ablation, Budget, counts, survey, write_plan
+from harness.study import Ablation, Budget, counts, make_plan, survey, write_plan
 from tasks import Copy
 
 
@@ -82,6 +82,13 @@ def against(**changes: Any) -> dict[str, Any]:
         ({"budgets": {"quick": Budget(changes={"model.position.base": 5.0})}}, "lies along the axis model.position"),
         ({"tasks": {"copy": Copy(), "again": Copy()}}, "tasks.again is the same as tasks.copy"),
         ({"budgets": {"huge": {"seeds": 1001}}}, "less than or equal to 1000"),
+        ({"against": {"rop": "none"}}, "against.rop: 'rop' is no variant; did you mean 'rope'?"),
+        ({"against": {"rope": "non"}}, "against.rope: 'non' is no variant; did you mean 'none'?"),
+        ({"against": {"rope": "none", "none": "rope"}}, "against.rope: comparisons must lead to the baseline"),
+        ({"against": {"sinusoidal": "none"}}, "against.sinusoidal: comparisons must lead to the baseline"),
+        ({"against": {"none": "none"}}, "against.none: comparisons must lead to the baseline"),
+        ({"score": "learning_time"}, "higher_is_better = True does not fit score = 'learning_time'; use False"),
+        ({"higher_is_better": False}, "higher_is_better = False does not fit score = 'exact_match'; use True"),
     ],
 )
 def test_what_cannot_be_is_refused_with_path_value_and_remedy(changes: dict[str, Any], words: str) -> None:
@@ -96,6 +103,14 @@ def test_an_unknown_budget_or_number_of_seeds_is_refused() -> None:
         plan(budget="quik")
     with pytest.raises(UserError, match="seeds = 0: choose 1 to 1000"):
         plan(seeds=0)
+
+
+def test_a_pilot_has_seeds_and_a_folder_of_its_own() -> None:
+    pilot = make_plan("small", small(), budget="quick", seeds=None, device="cpu", pilot=True)
+    assert (pilot.name, pilot.seeds) == ("small-pilot", (1000, 1001, 1002))
+    assert not {cell.fingerprint for cell in pilot.cells} & {cell.fingerprint for cell in plan().cells}
+    assert pilot.document({})["pilot"]
+    assert not plan().document({})["pilot"]
 
 
 def test_study_json_tells_the_whole_plan() -> None:

@@ -22,14 +22,15 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from PIL import Image as Raster
 
 from harness.record import write_atomically
-from harness.report.answer import answer
+from harness.report.answer import answer, score_phrase
 from harness.report.blocks import Image, Page
 from harness.report.chapters import CHAPTERS
 from harness.report.figures import Picture, score_pictures
 from harness.report.inside import inside_pictures
 from harness.report.look import drawing
 from harness.report.page import compose
-from harness.report.tables import Findings, findings, runs_table, scores_table
+from harness.report.tables import Findings, findings, outcome_counts, runs_table, scores_table
+from harness.report.wording import markdown
 
 if TYPE_CHECKING:
     from harness.results import StudyData
@@ -125,13 +126,9 @@ def render(page: Page, template: str) -> str:
     return environment.get_template(template).render(page=page)
 
 
-def markdown(text: str) -> str:
-    """Text that Markdown shows as it is, on one line, also inside a table's cell."""
-    escaped = "".join(f"\\{c}" if c in "\\`*|[]<>#~" else c for c in text)
-    return " ".join(escaped.split()).replace("&", "&amp;")
-
-
 def _provenance(found: Findings) -> str:
     document = found.document
-    facts = {name: document.get(name) for name in ("study", "command", "budget", "commit", "environment", "seeds")}
+    named = ("study", "question", "claims", "baseline", "tasks", "command", "budget", "commit", "environment", "seeds")
+    facts = {name: document.get(name) for name in named}
+    facts |= {"scored": score_phrase(document), "outcomes": outcome_counts(found.data)}
     return json.dumps({**facts, "published": datetime.now(UTC).isoformat(timespec="seconds")}, indent=1) + "\n"

@@ -156,7 +156,7 @@ def _together(cases: dict[str, str]) -> str:
     return "; ".join(f"{listed([name for name in cases if cases[name] == text])}: {text}" for text in texts)
 
 
-def rows_figure(tasks: int, names: list[str], ylabels: bool = True) -> tuple[Figure, list[Axes]]:
+def rows_figure(tasks: int, names: list[str]) -> tuple[Figure, list[Axes]]:
     """Panels with a row a variant, the first on top."""
     figure, axes = panels(tasks, height=0.55 + 0.34 * len(names))
     for ax in axes:
@@ -167,7 +167,7 @@ def rows_figure(tasks: int, names: list[str], ylabels: bool = True) -> tuple[Fig
     return figure, axes
 
 
-def _offsets(seeds: pd.Series, order: list[int]) -> np.ndarray:
+def offsets(seeds: pd.Series, order: list[int]) -> np.ndarray:
     """Where in its row each seed stands, above the mean: the same place in every row, so that pairs can be followed."""
     places = {seed: place for place, seed in enumerate(order)}
     step = 0.42 / max(1, len(order) - 1)
@@ -191,9 +191,9 @@ def scores(found: Findings, look: Look) -> Picture | None:
     for ax, task in zip(axes, tasks, strict=True):
         for row, name in enumerate(names):
             own = table[(table["task"] == task) & (table["variant"] == name)]
-            _seed_points(ax, own, row + _offsets(own["seed"], order), look[name])
+            _seed_points(ax, own, row + offsets(own["seed"], order), look[name])
             summary = summaries[(summaries["task"] == task) & (summaries["variant"] == name)]
-            _mean_and_interval(ax, summary, row, "mean", look[name])
+            mean_and_interval(ax, summary, row, "mean", look[name])
         if table["score"].between(0, 1).all():
             ax.set_xlim(-0.03, 1.03)
         over = "" if document["score"] == LEARNING_TIME else " over the test lengths"
@@ -219,7 +219,8 @@ def _seed_points(ax: Axes, own: pd.DataFrame, heights: np.ndarray, shape: Style)
     ax.scatter(x[lost], heights[lost], marker="x", color=shape.colour, **style)
 
 
-def _mean_and_interval(ax: Axes, rows: pd.DataFrame, row: int, centre: str, shape: Style) -> None:
+def mean_and_interval(ax: Axes, rows: pd.DataFrame, row: int, centre: str, shape: Style) -> None:
+    """The column `centre` of the only one of `rows` with its interval `low` to `high`, below a row's seeds."""
     if rows.empty or not np.isfinite(rows[centre].iloc[0]):
         return
     mean, low, high = (float(rows[column].iloc[0]) for column in (centre, "low", "high"))
@@ -272,11 +273,11 @@ def differences(found: Findings, look: Look) -> Picture | None:
         for row, name in enumerate(names):
             own = pairs[(pairs["task"] == task) & (pairs["variant"] == name)]
             ax.scatter(
-                own["difference"], row + _offsets(own["seed"], order), s=15, color=look[name].colour, alpha=0.6,
+                own["difference"], row + offsets(own["seed"], order), s=15, color=look[name].colour, alpha=0.6,
                 zorder=2, linewidths=0,
             )  # fmt: skip
             result = compared[(compared["task"] == task) & (compared["variant"] == name)]
-            _mean_and_interval(ax, result, row, "difference", look[name])
+            mean_and_interval(ax, result, row, "difference", look[name])
             _verdict_beside(ax, row, str(result["verdict"].iloc[0]))
         ax.set(title=safe(task), xlabel=f"difference in mean {metric_name(document['score'])}")
     keys: list[Line2D | Patch] = [
@@ -317,7 +318,7 @@ def loss(found: Findings, look: Look) -> Picture | None:
     figure, axes = panels(len(tasks), height=2.4)
     for ax, task in zip(axes, tasks, strict=True):
         own = curves[curves["task"] == task]
-        _loss_panel(ax, own, look)
+        curves_panel(ax, own, look)
         _diverged_ends(ax, own, statuses, look)
         ax.set(title=safe(task), xlabel="training step", ylabel="")
         label_left(ax, "training loss (nats a token)")
@@ -345,7 +346,8 @@ def binned(curves: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     return values.groupby([*keys, "step"], sort=False)["value"].mean().reset_index(), width
 
 
-def _loss_panel(ax: Axes, own: pd.DataFrame, look: Look) -> None:
+def curves_panel(ax: Axes, own: pd.DataFrame, look: Look) -> None:
+    """A faint line a seed and the median of each variant, of points as `binned` gives them."""
     shown = [name for name in look if name in set(own["variant"])]
     for name in shown:
         _thin_lines(ax, own[own["variant"] == name], "step", "value", look[name].colour)
@@ -379,7 +381,7 @@ def speed(found: Findings, look: Look) -> Picture | None:
         for row, name in enumerate(names):
             own = runs[(runs["task"] == task) & (runs["variant"] == name)]
             reached = own["needed"].notna()
-            heights = row + _offsets(own["seed"], order)
+            heights = row + offsets(own["seed"], order)
             style: dict[str, Any] = {"s": 15, "color": look[name].colour, "alpha": 0.75, "clip_on": False}
             ax.scatter(own["needed"][reached], heights[reached], linewidths=0, **style)
             ax.scatter(np.full((~reached).sum(), beyond), heights[~reached], marker="x", lw=0.9, **style)

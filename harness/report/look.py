@@ -16,6 +16,7 @@ from matplotlib.patches import Patch
 
 COLUMN = 3.5  # inches: one column of a two-column paper
 PAGE = 7.1  # both columns
+KEY, LETTER = 0.5, 0.06  # inches: a legend's line with the gaps beside it, a letter of its text
 INK, MUTED, FAINT = "#1a1a1a", "#6b6b6b", "#e9ecef"
 
 RC: dict[str, Any] = {
@@ -109,13 +110,15 @@ def panels(count: int, height: float = 2.5, *, share_y: bool = True) -> tuple[Fi
 
 
 def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int | None = None) -> None:
-    """One legend under all panels, in no more columns than a narrow figure holds."""
+    """One legend under all panels, in no more columns than the figure holds of its longest label."""
     wide = figure.get_figwidth() > COLUMN * 1.5
     columns = columns if wide or columns is None else min(columns, 2)
+    longest = max((len(str(handle.get_label())) for handle in handles), default=0)
+    room = max(1, int(figure.get_figwidth() / (KEY + LETTER * longest)))
     figure.legend(
         handles=list(handles),
         loc="outside lower center",
-        ncols=columns or min(len(handles), 6 if wide else 3),
+        ncols=min(room, columns or min(len(handles), 6 if wide else 3)),
         handlelength=2.6,
         columnspacing=1.3,
     )

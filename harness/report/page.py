@@ -35,6 +35,7 @@ from harness.report.wording import (
     quantity,
     ranges,
     seconds,
+    whole,
 )
 from harness.schema import flatten
 from harness.stats import fewest_seeds
@@ -50,15 +51,11 @@ LABELS = {
 }
 
 
-def _whole(value: float) -> str:
-    return f"{round(value):,}".replace(",", "\u202f")
-
-
 COSTS: dict[str, Callable[[float], str]] = {
-    "parameters": _whole,
+    "parameters": whole,
     "flops": quantity,
     "tokens": quantity,
-    "steps": _whole,
+    "steps": whole,
     "wall_seconds": seconds,
     "peak_memory_bytes": lambda value: f"{value / 2**20:.0f} MiB",
 }
@@ -109,6 +106,8 @@ def _is_inside(name: str) -> bool:
 
 def _state(found: Findings) -> str:
     left, total = pending(found.data), len(found.data.runs)
+    if found.data.is_pilot:
+        return "Pilot: its seeds choose settings and conclude nothing, so that every comparison stays undecided."
     if left:
         return f"Preliminary: {total - left} of {total} runs have ended. Verdicts may change until the last one has."
     return ""

@@ -8,7 +8,7 @@ import pandas as pd
 
 from harness.report.wording import PENDING, is_known, ranges
 from harness.schema import flatten
-from harness.stats import ceilings, compare, summary_interval
+from harness.stats import summary_interval
 
 if TYPE_CHECKING:
     from harness.results import StudyData
@@ -51,8 +51,11 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def comparison(data: "StudyData") -> pd.DataFrame:
-    """`harness.stats.compare` on the study's primary scores."""
-    return compare(data.primary(), **data.terms)
+    """The study's comparison, with the column `reference` where it is not always the baseline."""
+    compared, against = data.compare(), data.document.get("against")
+    if not against:
+        return compared
+    return compared.assign(reference=[reference_of(data.document, name) for name in compared["variant"]])
 
 
 def in_order(frame: pd.DataFrame, document: dict[str, Any], *rest: str) -> pd.DataFrame:
@@ -115,7 +118,7 @@ def _compared(compared: pd.DataFrame, variant: str, task: str) -> dict[str, Any]
     rows = compared[(compared["variant"] == variant) & (compared["task"] == task)]
     if rows.empty:
         return {"verdict": "undecided"}
-    return records(rows.drop(columns=["variant", "task", "n_pairs"]))[0]
+    return records(rows.drop(columns=["variant", "task", "n_pairs", "reference"], errors="ignore"))[0]
 
 
 def _gate_passed(data: "StudyData") -> pd.DataFrame:
@@ -135,8 +138,7 @@ def _gate(own: pd.DataFrame) -> dict[str, Any]:
 
 
 def _ceiling_notes(data: "StudyData") -> dict[tuple[str, str], dict[str, Any]]:
-    terms = {key: value for key, value in data.terms.items() if key != "higher_is_better"}
-    found = ceilings(data.primary(), **terms)
+    found = data.ceilings()
     return {
         (row["variant"], row["task"]): {"failure_bound": row["failure_bound"], "note": row["sentence"]}
         for row in records(found)
@@ -154,10 +156,15 @@ def seed_differences(data: "StudyData") -> pd.DataFrame:
 
 
 def score_summaries(data: "StudyData") -> pd.DataFrame:
-    """`variant, task, mean, low, high`: each arm by itself, with its 95 % t interval."""
+    """Of the primary scores; see `summaries`."""
+    return summaries(data.primary(), "score")
+
+
+def summaries(frame: pd.DataFrame, column: str) -> pd.DataFrame:
+    """`variant, task, mean, low, high` of a column: each arm by itself, with its 95 % t interval."""
     rows = [
         dict(zip(("variant", "task", "mean", "low", "high"), (*names, *summary_interval(group)), strict=True))
-        for names, group in data.primary().groupby(CELL, sort=False)["score"]
+        for names, group in frame.groupby(CELL, sort=False)[column]
     ]
     return pd.DataFrame(rows, columns=["variant", "task", "mean", "low", "high"])
 

@@ -74,6 +74,11 @@ def quantity(value: Any, unit: str = "") -> str:
     return f"{value:.3g} {unit}".strip()
 
 
+def whole(value: Any) -> str:
+    """A count, its thousands apart; a dash where there is none."""
+    return f"{round(value):,}".replace(",", "\u202f") if is_known(value) else ABSENT
+
+
 def seconds(value: Any) -> str:
     """A duration: `41 s`, `3 min 20 s`, `2 h 5 min`."""
     if not is_known(value):
@@ -128,3 +133,9 @@ def counted(number: int, noun: str) -> str:
 def metric_name(metric: str) -> str:
     """A metric as people say it."""
     return METRICS.get(metric, metric.replace("_", " "))
+
+
+def markdown(text: str) -> str:
+    """Text that Markdown shows as it is, on one line, also inside a table's cell."""
+    escaped = "".join(f"\\{c}" if c in "\\`*|[]<>#~" else c for c in text)
+    return " ".join(escaped.split()).replace("&", "&amp;")

@@ -174,13 +174,22 @@ def main() -> int:
     parser.add_argument("--peer-steps", type=int, default=60)
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "reference" / "bench.md")
     options = parser.parse_args()
+    rows: list[Row] = []
+
+    def add(row: Row) -> None:
+        rows.append(row)
+        print(f"{row.what}: {row.measured} ({row.bound})", flush=True)
+
+    add(help_cpu())
+    add(memory_growth("RoPE"))
+    add(memory_growth("ALiBi"))
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        row, wall, specs = study_against_bare(options.seeds, folder)
-        rows = [row, finished_again(folder, options.seeds)]
+        row, wall, specs = study_against_bare(options.seeds, Path(temporary))
+        add(row)
+        add(finished_again(Path(temporary), options.seeds))
+        add(lightning_against_bare(specs[0]))
         if options.peer:
-            rows.append(peer_against_study(options.peer, specs, wall, options.peer_steps))
-    rows += [lightning_against_bare(specs[0]), help_cpu(), memory_growth("RoPE"), memory_growth("ALiBi")]
+            add(peer_against_study(options.peer, specs, wall, options.peer_steps))
     text = page(rows, f"make bench ARGS='--seeds {options.seeds}'")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(text)

@@ -1,7 +1,13 @@
 """Chapters of the report that only some studies call for, a file each; a study gets those that find something."""
 
+from harness.report.chapters import costs, generalisation, heads, reach, routing, stability
 from harness.report.chapters.chapter import Chapter
-from harness.report.chapters.reach import REACH
-from harness.report.chapters.stability import STABILITY
 
-CHAPTERS: tuple[Chapter, ...] = (STABILITY, REACH)
+CHAPTERS: tuple[Chapter, ...] = (
+    stability.CHAPTER,
+    generalisation.CHAPTER,
+    reach.CHAPTER,
+    costs.CHAPTER,
+    routing.CHAPTER,
+    heads.CHAPTER,
+)

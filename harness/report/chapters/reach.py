@@ -176,4 +176,4 @@ def _cell(mean: float | None, tokens: int, reach: int | None) -> Cell:
     return Cell(f"{decimal(mean)}, {where}".removesuffix(", "), "marked" if where == "outside" else "")
 
 
-REACH = Chapter("reach", "Reach of the windows", pictures, blocks)
+CHAPTER = Chapter("reach", "Reach of the windows", pictures, blocks)

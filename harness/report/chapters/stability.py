@@ -324,4 +324,4 @@ def _tasks(found: Findings, table: pd.DataFrame) -> list[str]:
     return [task for task in found.document["tasks"] if task in set(table["task"])]
 
 
-STABILITY = Chapter("stability", "Stability", pictures, blocks, leads=True)
+CHAPTER = Chapter("stability", "Stability", pictures, blocks, leads=True)

@@ -1,0 +1,32 @@
+"""What do cheaper attentions cost in quality?
+
+Settles E19 (grouped-query loses almost nothing, multi-query a little), E42 (window + global + random approaches full
+attention) and E17 (linear attention is less expressive), on recall below the ceiling.
+"""
+
+from ablations.baseline import brief, core, same_size
+from harness import Ablation
+from harness.components import attention
+from tasks import AssociativeRecall, Lengths
+
+ablation = Ablation(
+    question="What do cheaper attentions cost in quality?",
+    claims=("E19", "E42", "E17"),
+    why="WHY",
+    model=core,
+    train=brief,
+    tasks={"recall": AssociativeRecall(lengths=Lengths(train=(1, 4), test=()), num_symbols=8)},
+    axes=("model.attention",),
+    baseline="multi-head",
+    variants={
+        "multi-head": {"model.attention": attention.MultiHead()},
+        "grouped-query": {"model.attention": attention.GroupedQuery(num_groups=2)},
+        "multi-query": {"model.attention": attention.MultiQuery()},
+        "latent": {"model.attention": attention.Latent()},
+        "window": {"model.attention": attention.SlidingWindow(window=4)},
+        "window + global": {"model.attention": attention.Longformer(window=4)},
+        "window + global + random": {"model.attention": attention.BigBird(window=4)},
+        "linear": {"model.attention": attention.Linear()},
+    },
+    budgets=same_size,
+)

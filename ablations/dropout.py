@@ -1,0 +1,35 @@
+"""What does dropout do, of which kind, and how much data makes it needless?
+
+Settles E30 (attention dropout against over-focus, residual dropout against overfitting) and E43 (it matters less the
+more data there is): kind × rate × number of samples.
+"""
+
+from ablations.baseline import brief, core, same_size
+from harness import Ablation
+from harness.spec import Finite
+from tasks import Addition, Lengths
+
+few, many = Finite(num_samples=1000), Finite(num_samples=16_000)
+
+ablation = Ablation(
+    question="What does dropout do, of which kind, and how much data makes it needless?",
+    claims=("E30", "E43"),
+    why="WHY",
+    model=core,
+    train=brief.replace("sampling", few),
+    tasks={"addition": Addition(reversed_digits=True, num_symbols=4, lengths=Lengths(train=(3, 4), test=()))},
+    axes=("model.attention_dropout", "model.residual_dropout", "train.sampling"),
+    baseline="few, none",
+    variants={
+        "few, none": {},
+        "few, attention .1": {"model.attention_dropout": 0.1},
+        "few, attention .3": {"model.attention_dropout": 0.3},
+        "few, residual .1": {"model.residual_dropout": 0.1},
+        "few, residual .3": {"model.residual_dropout": 0.3},
+        "many, none": {"train.sampling": many},
+        "many, attention .1": {"train.sampling": many, "model.attention_dropout": 0.1},
+        "many, residual .1": {"train.sampling": many, "model.residual_dropout": 0.1},
+    },
+    against={"many, attention .1": "many, none", "many, residual .1": "many, none"},
+    budgets=same_size,
+)

@@ -1,0 +1,34 @@
+"""Must embeddings be multiplied by √d_model to stand beside positions?
+
+Settles D01 (embeddings N(0, 1) × √d balance positions): factor × initialisation, sinusoidal positions of norm √(d/2).
+"""
+
+from ablations.baseline import brief, core, same_size, trained
+from harness import Ablation
+from harness.components.embedding import SqrtWidth
+from harness.components.init import Normal, Xavier
+from harness.components.position import Sinusoidal
+from tasks import Reverse
+
+ablation = Ablation(
+    question="Must embeddings be multiplied by √d_model to stand beside positions?",
+    claims=("D01",),
+    why="WHY",
+    model=core.replace("position", Sinusoidal()),
+    train=brief,
+    tasks={"reverse": Reverse(lengths=trained)},
+    axes=("model.embedding_scale", "model.init.embedding"),
+    baseline="N(0, 1)",
+    variants={
+        "N(0, 1)": {},
+        "N(0, 1) × √d": {"model.embedding_scale": SqrtWidth()},
+        "N(0, 1/d)": {"model.init.embedding": Normal(deviation=0.125)},
+        "N(0, 1/d) × √d": {"model.init.embedding": Normal(deviation=0.125), "model.embedding_scale": SqrtWidth()},
+        "Xavier": {"model.init.embedding": Xavier()},
+        "Xavier × √d": {"model.init.embedding": Xavier(), "model.embedding_scale": SqrtWidth()},
+    },
+    against={"N(0, 1/d) × √d": "N(0, 1/d)", "Xavier × √d": "Xavier"},
+    score="learning_time",
+    higher_is_better=False,
+    budgets=same_size,
+)

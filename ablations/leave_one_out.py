@@ -1,0 +1,38 @@
+"""Which part of the modern recipe would be missed?
+
+Settles E44 (remove each module in turn and see): the modern preset at small scale, each part put back in turn.
+"""
+
+from ablations.baseline import brief, same_size, trained
+from harness import Ablation
+from harness.components.attention import MultiHead
+from harness.components.feedforward import ReLU
+from harness.components.norm import LayerNorm, PostNorm
+from harness.components.position import NoPE, Sinusoidal
+from harness.components.residual import NoResidual
+from harness.presets import PRESETS
+from tasks import Reverse
+
+ablation = Ablation(
+    question="Which part of the modern recipe would be missed?",
+    claims=("E44",),
+    why="WHY",
+    model=PRESETS["modern-small"].model,
+    train=brief,
+    tasks={"reverse": Reverse(lengths=trained)},
+    axes=("model",),
+    baseline="modern",
+    variants={
+        "modern": {},
+        "Post-LN": {"model.norm_placement": PostNorm()},
+        "LayerNorm": {"model.norm": LayerNorm()},
+        "sinusoidal": {"model.position": Sinusoidal()},
+        "NoPE": {"model.position": NoPE()},
+        "ReLU": {"model.feedforward": ReLU(d_ff=256)},
+        "multi-head": {"model.attention": MultiHead()},
+        "no residual": {"model.residual": NoResidual()},
+    },
+    score="learning_time",
+    higher_is_better=False,
+    budgets=same_size,
+)

@@ -1,0 +1,27 @@
+"""Do RMSNorm and BatchNorm do as well as LayerNorm?
+
+Settles E23 (RMSNorm equals LayerNorm in quality) and D13 (LayerNorm rather than BatchNorm), below the ceiling.
+"""
+
+from ablations.baseline import budgets, lengths, model, train
+from harness import Ablation
+from harness.components.norm import BatchNorm, LayerNorm, RMSNorm
+from harness.components.position import NoPE
+from tasks import Copy, Reverse
+
+ablation = Ablation(
+    question="Do RMSNorm and BatchNorm do as well as LayerNorm?",
+    claims=("E23", "D13"),
+    why="WHY",
+    model=model.replace("position", NoPE()),
+    train=train,
+    tasks={"copy": Copy(lengths=lengths), "reverse": Reverse(lengths=lengths)},
+    axes=("model.norm",),
+    baseline="LayerNorm",
+    variants={
+        "LayerNorm": {"model.norm": LayerNorm()},
+        "RMSNorm": {"model.norm": RMSNorm()},
+        "BatchNorm": {"model.norm": BatchNorm()},
+    },
+    budgets=budgets,
+)

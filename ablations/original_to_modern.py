@@ -1,0 +1,40 @@
+"""Which step from the Transformer of 2017 to a modern one pays?
+
+Settles D22 (the standard improvements): a ladder of cumulative changes, each rung compared with the one below.
+"""
+
+from ablations.baseline import brief, same_size, trained
+from harness import Ablation
+from harness.components import attention, feedforward, norm, position
+from harness.components.architecture import DecoderOnly
+from harness.presets import PRESETS
+from tasks import Reverse
+
+start = PRESETS["original-small"].replace("model.architecture", DecoderOnly()).replace("train.steps", 600)
+pre = {"model.norm_placement": norm.PreNorm()}
+rms = {**pre, "model.norm": norm.RMSNorm()}
+rope = {**rms, "model.position": position.RoPE()}
+glu = {**rope, "model.feedforward": feedforward.SwiGLU.matching(256)}
+gqa = {**glu, "model.attention": attention.GroupedQuery()}
+dry = {**gqa, "model.attention_dropout": 0.0, "model.residual_dropout": 0.0, "model.embedding_dropout": 0.0}
+hard = {**dry, "train.label_smoothing": 0.0}
+adamw = {**hard, "train.learning_rate": 3e-3, "train.schedule": brief.schedule, "train.gradient_clip": 1.0}
+
+ablation = Ablation(
+    question="Which step from the Transformer of 2017 to a modern one pays?",
+    claims=("D22",),
+    why="WHY",
+    model=start.model, train=start.train,
+    tasks={"reverse": Reverse(lengths=trained)},
+    axes=("model", "train"), baseline="original",
+    variants={
+        "original": {}, "Pre-LN": pre, "RMSNorm": rms, "RoPE": rope, "SwiGLU": glu, "GQA": gqa,
+        "no dropout": dry, "hard targets": hard, "AdamW, cosine": adamw,
+    },
+    against={
+        "RMSNorm": "Pre-LN", "RoPE": "RMSNorm", "SwiGLU": "RoPE", "GQA": "SwiGLU",
+        "no dropout": "GQA", "hard targets": "no dropout", "AdamW, cosine": "hard targets",
+    },
+    score="learning_time", higher_is_better=False,
+    budgets=same_size,
+)  # fmt: skip

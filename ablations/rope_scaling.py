@@ -1,0 +1,31 @@
+"""Does stretching RoPE, in training or afterwards, carry it past the length it was trained on?
+
+Settles E13 (a larger base, NTK-aware scaling): another base in training; linear, NTK, YaRN by a factor of 1.5 at test
+time. YaRN's `fast` is 3 turns, not 32, so that its fastest pair stays as it is at 19 tokens (32 turns take 201).
+"""
+
+from ablations.baseline import budgets, model, train
+from harness import Ablation
+from harness.components.position import LinearRoPE, NTKRoPE, RoPE, YaRN
+from tasks import Copy, Lengths, Reverse
+
+lengths = Lengths(train=(1, 8), test=(9, 10, 11, 12))
+
+ablation = Ablation(
+    question="Does stretching RoPE, in training or afterwards, carry it past the length it was trained on?",
+    claims=("E13", "E12"),
+    why="WHY",
+    model=model.replace("position", RoPE()),
+    train=train,
+    tasks={"copy": Copy(lengths=lengths), "reverse": Reverse(lengths=lengths)},
+    axes=("model.position",),
+    baseline="RoPE",
+    variants={
+        "RoPE": {},
+        "base 500 000": {"model.position": RoPE(base=500_000)},
+        "linear": {"model.position": LinearRoPE(test_factor=1.5)},
+        "NTK-aware": {"model.position": NTKRoPE(test_factor=1.5)},
+        "YaRN": {"model.position": YaRN(test_factor=1.5, trained_length=19, fast=3)},
+    },
+    budgets=budgets,
+)

@@ -1,0 +1,36 @@
+"""What does the factor 1/√d_k do, and when?
+
+Settles E01 (without it, at d_k = 64, the loss oscillates) and E25 (1/d_k learns, only slower): scale × variance of
+queries and keys, heads of 64 dimensions, no clipping.
+"""
+
+from ablations.baseline import brief, core, same_size, trained
+from harness import Ablation
+from harness.components.init import Normal
+from harness.components.scale import Inverse, Unscaled
+from tasks import Copy
+
+unit, small = Normal(deviation=0.125), Normal(deviation=0.02)  # unit-variance queries and keys; GPT-2's
+
+ablation = Ablation(
+    question="What does the factor 1/√d_k do, and when?",
+    claims=("E01", "E25"),
+    why="WHY",
+    model=core.replace("d_head", 64).replace("init.qkv", unit),
+    train=brief.replace("gradient_clip", None),
+    tasks={"copy": Copy(lengths=trained)},
+    axes=("model.scale", "model.init.qkv"),
+    baseline="1/√d_k, unit",
+    variants={
+        "1/√d_k, unit": {},
+        "none, unit": {"model.scale": Unscaled()},
+        "1/d_k, unit": {"model.scale": Inverse()},
+        "1/√d_k, .02": {"model.init.qkv": small},
+        "none, .02": {"model.init.qkv": small, "model.scale": Unscaled()},
+        "1/d_k, .02": {"model.init.qkv": small, "model.scale": Inverse()},
+    },
+    against={"none, .02": "1/√d_k, .02", "1/d_k, .02": "1/√d_k, .02"},
+    score="learning_time",
+    higher_is_better=False,
+    budgets=same_size,
+)

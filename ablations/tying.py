@@ -1,0 +1,30 @@
+"""Does one matrix for embeddings and output help in translation?
+
+Settles E28 (tying saves parameters, helps in translation): embeddings from N(0, 1/d) times √d in both arms.
+"""
+
+from ablations.baseline import core, same_size
+from harness import Ablation, TrainSpec
+from harness.components.architecture import EncoderDecoder
+from harness.components.embedding import SqrtWidth, Tied, Untied
+from harness.components.init import Normal
+from tasks import BPE, Lengths, Translate
+
+digits = Lengths(train=(1, 3), test=(4,))
+original = core.replace("architecture", EncoderDecoder()).replace("embedding_scale", SqrtWidth())
+
+ablation = Ablation(
+    question="Does one matrix for embeddings and output help in translation?",
+    claims=("E28",),
+    why="WHY",
+    model=original.replace("init.embedding", Normal(deviation=0.125)),
+    train=TrainSpec(steps=600, learning_rate=3e-3),
+    tasks={
+        "German": Translate(lengths=digits, tokenisation=BPE(vocab_size=600)),
+        "French": Translate(lengths=digits, tokenisation=BPE(vocab_size=600), to_language="fr"),
+    },
+    axes=("model.output_head",),
+    baseline="untied",
+    variants={"untied": {"model.output_head": Untied()}, "tied": {"model.output_head": Tied()}},
+    budgets=same_size,
+)

@@ -1,0 +1,71 @@
+"""The index of published reports: each question with its measured answer, as a Markdown table."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness.report.tables import records
+from harness.report.wording import FAILURES, STATUSES, decimal, is_known, listed, markdown
+
+DECIDED = ("better", "worse", "equivalent")
+
+
+@dataclass(frozen=True)
+class PublishedAnswer:
+    """One published report: `folder` relative to the working directory, where it lies below it."""
+
+    study: str
+    question: str
+    measured: str
+    folder: str
+
+
+def answers(reference: Path) -> list[PublishedAnswer]:
+    """One for every folder in `reference` that holds a published report, in the order of the alphabet."""
+    folders = sorted(path.parent for path in reference.glob("*/provenance.json"))
+    return [PublishedAnswer(f.name, str(_provenance(f)["question"]), _measured(f), f.as_posix()) for f in folders]
+
+
+def as_markdown(found: list[PublishedAnswer]) -> str:
+    """The table of README."""
+    rows = [f"| [{markdown(a.question)}]({a.folder}/report.md) | {markdown(a.measured)} |" for a in found]
+    return "\n".join(["| question | measured answer |", "|---|---|", *rows])
+
+
+def _measured(folder: Path) -> str:
+    """Every comparison by its verdict, with the difference; ties at an end of the scale, and runs without a model."""
+    verdicts = pd.read_csv(folder / "tables" / "verdicts.csv", dtype={"variant": str, "task": str, "reference": str})
+    facts = _provenance(folder)
+    compared = verdicts[verdicts["variant"] != facts["baseline"]]
+    tied = (compared["verdict"] == "undecided") & compared["note"].notna()
+    groups = [(verdict, compared[compared["verdict"] == verdict]) for verdict in DECIDED]
+    groups += [("undecided", compared[(compared["verdict"] == "undecided") & ~tied])]
+    groups += [("tied at an end of the scale", compared[tied])]
+    parts = [f"{label}: {_variants(group, facts['tasks'])}" for label, group in groups if len(group)]
+    bad = [f"{count} {STATUSES[status]}" for status, count in facts["outcomes"].items() if status in FAILURES]
+    if bad:
+        parts.append(f"of {sum(facts['outcomes'].values())} runs {listed(bad)}")
+    return f"Against {facts['baseline']}, {facts['scored']}. {_capital('; '.join(parts))}."
+
+
+def _provenance(folder: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((folder / "provenance.json").read_text())
+    return facts
+
+
+def _variants(group: pd.DataFrame, tasks: list[str]) -> str:
+    """`ALiBi (copy +0.21, reverse +0.23), T5 bias (copy +0.19)`; one task is not named."""
+    found = []
+    for variant, rows in group.groupby("variant", sort=False):
+        known = [row for row in records(rows) if is_known(row["difference"])]
+        names = [f"{row['task']} " if len(tasks) > 1 else "" for row in known]
+        sizes = [name + decimal(row["difference"], 2, signed=True) for name, row in zip(names, known, strict=True)]
+        found.append(f"{variant} ({', '.join(sizes)})" if sizes else str(variant))
+    return ", ".join(found)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
