@@ -181,6 +181,7 @@ class _Attempt:
             "eval/greedy_agreement": self.greedy,
             **self.answers,
             "train/loss": lines[-1]["train/loss"] if lines else float("nan"),
+            "train/initial_loss": self.initial_loss,
             "train/steps_to_threshold": min(learned, default=float("nan")),
         }
 

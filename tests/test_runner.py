@@ -87,6 +87,11 @@ def test_a_run_leaves_all_that_its_record_speaks_of(whole: Path) -> None:
     assert sorted(int(path.stem) for path in (whole / "attention").iterdir()) == [0, 15, 30, 45, 60]
 
 
+def test_the_untrained_loss_is_that_of_the_first_step() -> None:
+    final = run(tiny(steps=1)).final
+    assert final["train/initial_loss"] == pytest.approx(final["train/loss"], rel=1e-6)
+
+
 def test_what_was_learned_by_heart_is_a_gap(tmp_path: Path) -> None:
     # Six samples of 16³ and 16⁴ each: the model learns them and not to copy.
     run_spec = RunSpec(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pandas as pd
 
 from harness.report.wording import PENDING, is_known, ranges
+from harness.schema import flatten
 from harness.stats import summary_interval
 
 if TYPE_CHECKING:
@@ -36,6 +37,12 @@ def versus(document: dict[str, Any], variant: str) -> str:
     """A variant's name, and in brackets what it is compared with where that is not the baseline."""
     other = document.get("against", {}).get(variant)
     return f"{variant} [{other}]" if other else variant
+
+
+def field_of(document: dict[str, Any], variant: str, path: str) -> Any:
+    """A field of a variant's model or training by its dotted path; None where neither it nor the baseline has it."""
+    base = flatten({"model": document["spec"]["model"], "train": document["spec"]["train"]})
+    return document["differences"].get(variant, {}).get(path, base.get(path))
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
