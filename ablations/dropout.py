@@ -7,9 +7,9 @@ more data there is): kind × rate × number of samples.
 from ablations.baseline import brief, core, same_size
 from harness import Ablation
 from harness.spec import Finite
-from tasks import Addition, Lengths
+from tasks import BPE, Lengths, Translate
 
-few, many = Finite(num_samples=1000), Finite(num_samples=16_000)
+few, many = Finite(num_samples=500), Finite(num_samples=4000)
 
 ablation = Ablation(
     question="What does dropout do, of which kind, and how much data makes it needless?",
@@ -17,7 +17,7 @@ ablation = Ablation(
     why="WHY",
     model=core,
     train=brief.replace("sampling", few),
-    tasks={"addition": Addition(reversed_digits=True, num_symbols=4, lengths=Lengths(train=(3, 4), test=()))},
+    tasks={"German": Translate(lengths=Lengths(train=(4, 4), test=()), tokenisation=BPE(vocab_size=600))},
     axes=("model.attention_dropout", "model.residual_dropout", "train.sampling"),
     baseline="few, none",
     variants={
