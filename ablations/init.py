@@ -11,7 +11,8 @@ from tasks import Copy, Reverse
 ablation = Ablation(
     question="Does the variance at which queries, keys and values are initialised matter?",
     claims=("E34",),
-    why="WHY",
+    why="On a pilot seed Xavier learned both tasks within 600 steps (after .55 and .72 of them), deviations from "
+    ".5 on did not.",
     model=core,
     train=brief.replace("gradient_clip", None),
     tasks={"copy": Copy(lengths=trained), "reverse": Reverse(lengths=trained)},

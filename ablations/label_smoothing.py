@@ -13,7 +13,8 @@ four = Lengths(train=(4, 4), test=())  # digits
 ablation = Ablation(
     question="Does label smoothing curb over-confidence and help generalisation?",
     claims=("D04",),
-    why="WHY",
+    why="1000 of the 9000 numbers of four digits are trained on: on a pilot seed .86 of new ones were right, far "
+    "from both ends.",
     model=core,
     train=brief.replace("sampling", Finite(num_samples=1000)),
     tasks={

@@ -11,7 +11,8 @@ from tasks import Copy
 ablation = Ablation(
     question="Are residual connections what lets deep networks train?",
     claims=("D12",),
-    why="WHY",
+    why="The smallest setting at which, on a pilot seed, all three depths learned within 600 steps with residual "
+    "connections.",
     model=core,
     train=brief,
     tasks={"copy": Copy(lengths=trained)},
