@@ -11,7 +11,8 @@ from tasks import Addition, Lengths, Sort
 ablation = Ablation(
     question="Is SwiGLU better than ReLU and GELU at the same number of parameters?",
     claims=("D03",),
-    why="WHY",
+    why="After 600 steps both tasks are below the ceiling on a pilot seed (.85 and .94), and a feed-forward an "
+    "eighth as wide does worse on addition, so that differences can show.",
     model=core,
     train=brief,
     tasks={

@@ -11,7 +11,8 @@ from tasks import Lengths, Reverse
 ablation = Ablation(
     question="Are narrow heads weak, and does it depend on the length of the sequence?",
     claims=("E07",),
-    why="WHY",
+    why="On a pilot seed heads of 32 dimensions learned both tasks, those of 2 neither; 4000 samples are finite "
+    "data that 600 steps see about ten times.",
     model=core.replace("d_head", 32),
     train=brief.replace("sampling", Finite(num_samples=4000)),
     tasks={

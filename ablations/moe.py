@@ -14,7 +14,8 @@ expert = ReLU(d_ff=64)
 ablation = Ablation(
     question="Does a balance coefficient balance the experts, and what does it cost?",
     claims=("E21", "D07"),
-    why="WHY",
+    why="Sorting up to six symbols is right in .85 of cases after 600 steps on a pilot seed, dense or not, so "
+    "that a cost would show.",
     model=core,
     train=brief,
     tasks={"sort": Sort(lengths=trained)},

@@ -3,14 +3,15 @@
 Settles E28 (tying saves parameters, helps in translation): embeddings from N(0, 1/d) times √d in both arms.
 """
 
-from ablations.baseline import core, same_size
-from harness import Ablation, TrainSpec
+from ablations.baseline import brief, core, same_size
+from harness import Ablation
 from harness.components.architecture import EncoderDecoder
 from harness.components.embedding import SqrtWidth, Tied, Untied
 from harness.components.init import Normal
+from harness.spec import Finite
 from tasks import BPE, Lengths, Translate
 
-digits = Lengths(train=(1, 3), test=(4,))
+digits = Lengths(train=(4, 4), test=())
 original = core.replace("architecture", EncoderDecoder()).replace("embedding_scale", SqrtWidth())
 
 ablation = Ablation(
@@ -18,7 +19,7 @@ ablation = Ablation(
     claims=("E28",),
     why="WHY",
     model=original.replace("init.embedding", Normal(deviation=0.125)),
-    train=TrainSpec(steps=600, learning_rate=3e-3),
+    train=brief.replace("sampling", Finite(num_samples=1000)),
     tasks={
         "German": Translate(lengths=digits, tokenisation=BPE(vocab_size=600)),
         "French": Translate(lengths=digits, tokenisation=BPE(vocab_size=600), to_language="fr"),
