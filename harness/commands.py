@@ -199,7 +199,7 @@ def report(options: "Namespace") -> Answer:
         write_report(data, folder, publish=options.publish)
     except PermissionError as error:
         raise UserError(f"{error.filename}: cannot be written ({error.strerror}); change its rights") from error
-    files = [str(folder / name) for name in ("report.html", "report.md")]
+    files = [str(folder / name) for name in (("report.md",) if options.publish else ("report.html", "report.md"))]
     document = {"study": data.folder.name, "published": options.publish, "files": files}
     return Answer(document, lambda: _say(*files))
 

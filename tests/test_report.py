@@ -411,8 +411,9 @@ def study_tables_are_rectangular(text: str) -> bool:
 def test_publishing_writes_little_and_says_where_it_comes_from(study: StudyData, tmp_path: Path) -> None:
     write_report(study, tmp_path, publish=True)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 3_000_000
-    assert not [path for path in files if path.suffix not in (".csv", ".md", ".html", ".png", ".svg", ".json")]
+    assert sum(path.stat().st_size for path in files) < 1_500_000
+    assert not [path for path in files if path.suffix not in (".csv", ".md", ".png", ".json")]
+    assert "SVG" not in (tmp_path / "report.md").read_text().split("## Provenance")[0]
     provenance = json.loads((tmp_path / "provenance.json").read_text())
     assert provenance["command"] == "harness ablate position --budget quick"
     assert provenance["environment"]["torch"] == "2.13.0"

@@ -48,40 +48,50 @@ def write_report(data: "StudyData", folder: Path, *, publish: bool = False) -> N
         data: the study, finished or not.
         folder: gets `runs.csv`, `scores.csv`, `comparison.csv`, `tables/`, `report.md`, `report.html` (needs no other
             file) and `figures/` (PNG and SVG).
-        publish: the small form that is committed: coarser PNGs, and `provenance.json`.
+        publish: the small form that is committed: no HTML, coarser PNGs and no SVG, but `provenance.json`.
     """
     found = findings(data)
-    images = _draw(found, folder / "figures", SMALL_DPI if publish else DPI)
+    images = _draw(found, folder / "figures", publish=publish)
     page = compose(found, images)
     _write_tables(found, folder)
-    write_atomically(folder / "report.html", render(page, "report.html.j2"))
     write_atomically(folder / "report.md", render(page, "report.md.j2"))
     if publish:
         write_atomically(folder / "provenance.json", _provenance(found))
+    else:
+        write_atomically(folder / "report.html", render(page, "report.html.j2"))
 
 
-def _draw(found: Findings, folder: Path, dpi: int) -> dict[str, Image]:
+def _draw(found: Findings, folder: Path, *, publish: bool) -> dict[str, Image]:
     folder.mkdir(parents=True, exist_ok=True)
     with drawing():
         chapters = (chapter.pictures(found) for chapter in CHAPTERS)
         pictures = chain(score_pictures(found), *chapters, inside_pictures(found))
-        return {picture.name: _save(picture, folder, dpi) for picture in pictures}
+        return {picture.name: _save(picture, folder, publish=publish) for picture in pictures}
 
 
-def _save(picture: Picture, folder: Path, dpi: int) -> Image:
-    """Write a picture as PNG and SVG; each is drawn once, on a canvas of its own (`savefig` draws everything twice)."""
+def _save(picture: Picture, folder: Path, *, publish: bool) -> Image:
+    """Write a picture as PNG, and as SVG if it is not to be small; each is drawn once, on a canvas of its own
+    (`savefig` draws everything twice).
+    """
     figure = picture.figure
-    figure.dpi = DPI if picture.wide else dpi
+    figure.dpi = SMALL_DPI if publish and not picture.wide else DPI
     raster: Any = FigureCanvasAgg(figure)
     raster.draw()
-    figure.set_layout_engine("none")  # it has done its work
-    png, svg = few_colours(np.asarray(raster.buffer_rgba())), io.BytesIO()
-    vector: Any = FigureCanvasSVG(figure)
+    images = {"png": few_colours(np.asarray(raster.buffer_rgba()))}
+    if not publish:
+        images["svg"] = _svg(picture)
+    for kind, content in images.items():
+        write_atomically(folder / f"{picture.name}.{kind}", content)
+    files = [f"figures/{picture.name}.{kind}" for kind in images]
+    return Image(picture.title, picture.caption, base64.b64encode(images["png"]).decode(), files, picture.wide)
+
+
+def _svg(picture: Picture) -> bytes:
+    picture.figure.set_layout_engine("none")  # it has done its work
+    svg = io.BytesIO()
+    vector: Any = FigureCanvasSVG(picture.figure)
     vector.print_svg(svg, metadata={"Date": None, "Title": picture.title})
-    write_atomically(folder / f"{picture.name}.png", png)
-    write_atomically(folder / f"{picture.name}.svg", svg.getvalue())
-    files = [f"figures/{picture.name}.{kind}" for kind in ("png", "svg")]
-    return Image(picture.title, picture.caption, base64.b64encode(png).decode(), files, picture.wide)
+    return svg.getvalue()
 
 
 def few_colours(pixels: npt.NDArray[np.uint8]) -> bytes:

@@ -46,8 +46,11 @@ def score_phrase(document: dict[str, Any]) -> str:
     if document["score"] == LEARNING_TIME:
         return f"{name} (share of the training steps)"
     tests = {tuple(lengths) for lengths in document["test_lengths"].values() if lengths}
+    trained = {tuple(lengths) for lengths in document["train_lengths"].values()}
     if len(tests) == 1:
         return f"{name} at {lengths_phrase(list(tests.pop()))}"
+    if not tests and len(trained) == 1:
+        return f"{name} at the training {lengths_phrase(list(trained.pop()))}"
     return f"{name} over each task's {'test' if tests else 'training'} lengths"
 
 

@@ -60,7 +60,7 @@ def accuracy(found: Findings, look: Look) -> Picture | None:
     """Accuracy against length, a panel a task."""
     document, lengths = found.document, found.lengths
     tasks = [task for task in document["tasks"] if task in set(lengths["task"])]
-    if not tasks:
+    if not tasks or lengths.groupby("task")["length"].nunique().max() == 1:  # a point a task, which `scores` shows
         return None
     metric = metric_name(found.data.metric)
     figure, axes = panels(len(tasks), height=2.6)
@@ -196,7 +196,8 @@ def scores(found: Findings, look: Look) -> Picture | None:
             mean_and_interval(ax, summary, row, "mean", look[name])
         if table["score"].between(0, 1).all():
             ax.set_xlim(-0.03, 1.03)
-        over = "" if document["score"] == LEARNING_TIME else " over the test lengths"
+        over = " over the test lengths" if any(document["test_lengths"].values()) else " over the training lengths"
+        over = "" if document["score"] == LEARNING_TIME else over
         ax.set(title=safe(task), xlabel=f"mean {metric_name(document['score'])}{over}")
     legend(figure, _point_keys(table), columns=4)
     caption = (

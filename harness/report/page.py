@@ -489,7 +489,7 @@ def _provenance(found: Findings, now: datetime) -> list[Block]:
     files = (
         "Beside this page: runs.csv (a row a run, with fingerprint and MLflow run id), scores.csv (every "
         "score, full precision), comparison.csv (a row a comparison), tables/ (this page's tables, "
-        "unrounded), figures/ (PNG, and SVG with text as text)."
+        "unrounded), figures/ (PNG; where the study was run also SVG with text as text, and report.html)."
     )
     return [Table(["", ""], rows), Text(files)]
 
