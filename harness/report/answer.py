@@ -14,6 +14,7 @@ from harness.report.wording import (
     interval,
     listed,
     metric_name,
+    quoted,
     span,
 )
 from harness.results import LEARNING_TIME
@@ -103,7 +104,7 @@ def _on_task(task: str, comparison: pd.DataFrame, document: dict[str, Any]) -> s
 def _with_difference(row: dict[Any, Any], document: dict[str, Any]) -> str:
     size = f"{decimal(row['difference'], 2, signed=True)} {interval(row['low'], row['high'], 2)}"
     other = document.get("against", {}).get(row["variant"])
-    return f"{row['variant']} ({f'to {other} ' if other else ''}{size})"
+    return f"{quoted(row['variant'])} ({f'to {quoted(other)} ' if other else ''}{size})"
 
 
 def _means(data: "StudyData") -> str:
@@ -130,7 +131,7 @@ def _undecided(comparison: pd.DataFrame, arms: int) -> str:
         return f"all {len(rows)} comparisons are undecided, which is no proof that the variants are equal{few}"
     clauses = []
     for task, group in rows.groupby("task", sort=False):
-        names = listed(list(group["variant"]))
+        names = listed([quoted(name) for name in group["variant"]])
         clauses.append(f"{f'all {arms} variants' if len(group) == arms > 2 else names} on {task}")
     return f"undecided, which is no proof of equality: {listed(clauses)}{few}"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from harness.report.tables import records
-from harness.report.wording import FAILURES, STATUSES, decimal, is_known, listed, markdown
+from harness.report.wording import FAILURES, STATUSES, decimal, is_known, listed, markdown, quoted
 
 DECIDED = ("better", "worse", "equivalent")
 
@@ -64,7 +64,7 @@ def _variants(group: pd.DataFrame, tasks: list[str]) -> str:
         known = [row for row in records(rows) if is_known(row["difference"])]
         names = [f"{row['task']} " if len(tasks) > 1 else "" for row in known]
         sizes = [name + decimal(row["difference"], 2, signed=True) for name, row in zip(names, known, strict=True)]
-        found.append(f"{variant} ({', '.join(sizes)})" if sizes else str(variant))
+        found.append(f"{quoted(str(variant))} ({', '.join(sizes)})" if sizes else quoted(str(variant)))
     return ", ".join(found)
 
 

@@ -37,6 +37,7 @@ from harness.report.wording import (
     seconds,
     whole,
 )
+from harness.results import LEARNING_TIME
 from harness.schema import flatten
 from harness.stats import fewest_seeds
 
@@ -166,6 +167,8 @@ def _compared(found: Findings) -> list[Block]:
 def _task_note(document: dict[str, Any]) -> str:
     meaning = MEANINGS.get(document["score"], metric_name(document["score"]))
     direction = "higher" if document.get("higher_is_better", True) else "lower"
+    if document["score"] == LEARNING_TIME:
+        return f"primary score: learning time, {meaning}; {direction} is better"
     return f"primary score: {score_phrase(document)} ({meaning}), every length weighing the same; {direction} is better"
 
 

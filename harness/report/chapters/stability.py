@@ -243,8 +243,8 @@ def _definitions(table: pd.DataFrame) -> list[str]:
     losses = table.groupby("task", sort=False)["untrained"].first()
     known = listed([f"{decimal(loss, 2)} on {task}" for task, loss in losses.items()])
     return [
-        f"untrained loss: the smallest loss of a task's models before training, about that of guessing: {known} nats a "
-        "token.",
+        f"untrained loss: the smallest loss of a task's models before training, about that of guessing; in nats a "
+        f"token, {known}.",
         "spike: a point of the logged training loss (ten steps a point) more than a third of the untrained loss above "
         "the lowest level reached before it (median of five points in a row). It counts once, until the curve is back "
         "within half of that.",
