@@ -1,6 +1,6 @@
 """Which architecture learns a task soonest: a decoder, an encoder with a decoder, or an encoder alone?
 
-Settles D11 (each can be trained on a task). An encoder alone predicts all positions at once.
+Bears on D11 (each can be trained on a task). An encoder alone predicts all positions at once.
 """
 
 from ablations.baseline import brief, core, same_size, trained

@@ -1,6 +1,6 @@
 """What do cheaper attentions cost in quality?
 
-Settles E19 (grouped-query loses almost nothing, multi-query a little), E42 (window + global + random approaches full
+Bears on E19 (grouped-query loses almost nothing, multi-query a little), E42 (window + global + random approaches full
 attention) and E17 (linear attention is less expressive), on sorting, which is below the ceiling, and on retrieval.
 """
 

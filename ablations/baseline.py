@@ -13,7 +13,7 @@ lengths = Lengths(train=(1, 8), test=(9, 10, 11, 12, 13, 14, 15, 16))
 
 # At the trained lengths: what everything else is judged by, mostly by how soon it is learned.
 core = ModelSpec(num_layers=2, norm_placement=PreNorm(), feedforward=ReLU(d_ff=128), position=RoPE())
-brief = TrainSpec(steps=600, learning_rate=3e-3, eval_every=200)
+brief = TrainSpec(steps=600, learning_rate=3e-3, eval_every=20)
 trained = Lengths(train=(1, 6), test=())
 
 smoke = Budget(seeds=2, changes={"train.steps": 20, "train.eval_samples": 8, "train.eval_every": 10})

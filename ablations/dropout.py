@@ -1,6 +1,6 @@
 """What does dropout do, of which kind, and how much data makes it needless?
 
-Settles E30 (attention dropout against over-focus, residual dropout against overfitting) and E43 (it matters less the
+Bears on E30 (attention dropout against over-focus, residual dropout against overfitting) and E43 (it matters less the
 more data there is): kind × rate × number of samples.
 """
 
@@ -17,7 +17,7 @@ ablation = Ablation(
     why="WHY",
     model=core,
     train=brief.replace("sampling", few),
-    tasks={"German": Translate(lengths=Lengths(train=(4, 4), test=()), tokenisation=BPE(vocab_size=600))},
+    tasks={"German": Translate(lengths=Lengths(train=(5, 5), test=()), tokenisation=BPE(vocab_size=600))},
     axes=("model.attention_dropout", "model.residual_dropout", "train.sampling"),
     baseline="few, none",
     variants={

@@ -1,6 +1,6 @@
 """Must embeddings be multiplied by √d_model to stand beside positions?
 
-Settles D01 (embeddings N(0, 1) × √d balance positions): factor × initialisation, sinusoidal positions of norm √(d/2).
+Bears on D01 (embeddings N(0, 1) × √d balance positions): factor × initialisation, sinusoidal positions of norm √(d/2).
 """
 
 from ablations.baseline import brief, core, same_size, trained

@@ -1,6 +1,6 @@
 """Is SwiGLU better than ReLU and GELU at the same number of parameters?
 
-Settles D03 (SwiGLU is the modern standard, so better), and asks what the feed-forward does at all.
+Bears on D03 (SwiGLU is the modern standard, so better), and asks what the feed-forward does at all.
 """
 
 from ablations.baseline import brief, core, same_size, trained

@@ -1,32 +1,34 @@
-"""Are narrow heads weak, and does it depend on the length of the sequence?
+"""Are many narrow heads weaker than few wide ones, and does it depend on the length of the sequence?
 
-Settles E07 (heads under 32 dimensions are weak): four heads of 2 to 32 dimensions, short and long sequences.
+Bears on E07 (heads under 32 dimensions are weak): 64 dimensions cut into heads of 32 to 2, short and long sequences,
+sinusoidal positions, as RoPE would lose frequencies with the dimensions.
 """
 
 from ablations.baseline import brief, core, same_size
 from harness import Ablation
+from harness.components.position import Sinusoidal
 from harness.spec import Finite
 from tasks import Lengths, Reverse
 
 ablation = Ablation(
-    question="Are narrow heads weak, and does it depend on the length of the sequence?",
+    question="Are many narrow heads weaker than few wide ones, and does it depend on the length of the sequence?",
     claims=("E07",),
     why="On a pilot seed heads of 32 dimensions learned both tasks, those of 2 neither; 4000 samples are finite "
     "data that 600 steps see about ten times.",
-    model=core.replace("d_head", 32),
+    model=core.replace("position", Sinusoidal()),
     train=brief.replace("sampling", Finite(num_samples=4000)),
     tasks={
         "short": Reverse(lengths=Lengths(train=(2, 6), test=())),
         "long": Reverse(lengths=Lengths(train=(10, 12), test=())),
     },
-    axes=("model.d_head",),
-    baseline="32 dimensions",
+    axes=("model.num_heads",),
+    baseline="2 of 32",
     variants={
-        "32 dimensions": {"model.d_head": 32},
-        "2 dimensions": {"model.d_head": 2},
-        "4 dimensions": {"model.d_head": 4},
-        "8 dimensions": {"model.d_head": 8},
-        "16 dimensions": {"model.d_head": 16},
+        "2 of 32": {"model.num_heads": 2},
+        "4 of 16": {"model.num_heads": 4},
+        "8 of 8": {"model.num_heads": 8},
+        "16 of 4": {"model.num_heads": 16},
+        "32 of 2": {"model.num_heads": 32},
     },
     budgets=same_size,
 )

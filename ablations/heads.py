@@ -1,6 +1,6 @@
 """Is one head a bottleneck?
 
-Settles E05, by the steps it takes to learn; bears on E08 (heads specialise), which the report's map of roles shows.
+Bears on E05, by the steps it takes to learn; bears on E08 (heads specialise), which the report's map of roles shows.
 """
 
 from ablations.baseline import brief, core, same_size, trained

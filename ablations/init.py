@@ -1,6 +1,6 @@
 """Does the variance at which queries, keys and values are initialised matter?
 
-Settles E34 (it matters; Xavier or Kaiming serve); without clipping.
+Bears on E34 (it matters; Xavier or Kaiming serve); without clipping.
 """
 
 from ablations.baseline import brief, core, same_size, trained

@@ -1,6 +1,6 @@
 """Does label smoothing curb over-confidence and help generalisation?
 
-Settles D04, on finite data: 1000 numbers of four digits, translated.
+Bears on D04, on finite data: 1000 numbers of five digits, translated.
 """
 
 from ablations.baseline import brief, core, same_size
@@ -8,7 +8,7 @@ from harness import Ablation
 from harness.spec import Finite
 from tasks import BPE, Lengths, Translate
 
-four = Lengths(train=(4, 4), test=())  # digits
+five = Lengths(train=(5, 5), test=())  # digits
 
 ablation = Ablation(
     question="Does label smoothing curb over-confidence and help generalisation?",
@@ -18,8 +18,8 @@ ablation = Ablation(
     model=core,
     train=brief.replace("sampling", Finite(num_samples=1000)),
     tasks={
-        "German": Translate(lengths=four, tokenisation=BPE(vocab_size=600)),
-        "French": Translate(lengths=four, tokenisation=BPE(vocab_size=600), to_language="fr"),
+        "German": Translate(lengths=five, tokenisation=BPE(vocab_size=600)),
+        "French": Translate(lengths=five, tokenisation=BPE(vocab_size=600), to_language="fr"),
     },
     axes=("train.label_smoothing",),
     baseline="none",

@@ -1,14 +1,15 @@
 """Which part of the modern recipe would be missed?
 
-Settles E44 (remove each module in turn and see): the modern preset at small scale, each part put back in turn.
+Bears on E44 (remove each module in turn and see): the modern preset at small scale, each part put back in turn.
 """
 
 from ablations.baseline import brief, same_size, trained
 from harness import Ablation
 from harness.components.attention import MultiHead
 from harness.components.feedforward import ReLU
+from harness.components.init import Normal
 from harness.components.norm import LayerNorm, PostNorm
-from harness.components.position import NoPE, Sinusoidal
+from harness.components.position import Sinusoidal
 from harness.components.residual import NoResidual
 from harness.presets import PRESETS
 from tasks import Reverse
@@ -21,15 +22,14 @@ ablation = Ablation(
     train=brief,
     tasks={"reverse": Reverse(lengths=trained)},
     axes=(
-        "model.norm_placement", "model.norm", "model.position", "model.feedforward", "model.attention", "model.residual"
+        "model.norm_placement", "model.norm", "model.position", "model.feedforward", "model.attention", "model.residual", "model.init.embedding"
     ),
     baseline="modern",
     variants={
         "modern": {},
         "Post-LN": {"model.norm_placement": PostNorm()},
         "LayerNorm": {"model.norm": LayerNorm()},
-        "sinusoidal": {"model.position": Sinusoidal()},
-        "NoPE": {"model.position": NoPE()},
+        "sinusoidal": {"model.position": Sinusoidal(), "model.init.embedding": Normal(deviation=1.0)},
         "ReLU": {"model.feedforward": ReLU(d_ff=256)},
         "multi-head": {"model.attention": MultiHead()},
         "no residual": {"model.residual": NoResidual()},

@@ -1,6 +1,6 @@
 """Does a balance coefficient balance the experts, and what does it cost?
 
-Settles E21 (.01 balances, .1 hurts the task; the loss is E·Σ f·p, mean over layers) and D07 (z-loss, jitter, shared
+Bears on E21 (.01 balances, .1 hurts the task; the loss is E·Σ f·p, mean over layers) and D07 (z-loss, jitter, shared
 experts; loss-free balancing beside them).
 """
 
@@ -33,5 +33,6 @@ ablation = Ablation(
         "loss-free": {"model.feedforward": MoE(expert=expert, num_experts=8, balance=0.0, bias_rate=0.01)},
         "dense": {"model.feedforward": ReLU(d_ff=128)},
     },
+    against={"z-loss, jitter": "balance .01", "shared": "balance .01"},
     budgets=same_size,
 )

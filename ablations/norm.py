@@ -1,6 +1,6 @@
 """Do RMSNorm and BatchNorm do as well as LayerNorm?
 
-Settles E23 (RMSNorm equals LayerNorm in quality) and D13 (LayerNorm rather than BatchNorm), below the ceiling.
+Bears on E23 (RMSNorm equals LayerNorm in quality) and D13 (LayerNorm rather than BatchNorm), below the ceiling.
 """
 
 from ablations.baseline import budgets, lengths, model, train
@@ -11,9 +11,9 @@ from tasks import Copy, Reverse
 
 ablation = Ablation(
     question="Do RMSNorm and BatchNorm do as well as LayerNorm?",
-    claims=("E23", "D13"),
+    claims=("E23"),
     why="NoPE reaches .24 and .26 of the unseen lengths with little spread between seeds "
-    "(results/reference/position): off floor and ceiling, so that equality within .1 can be shown.",
+    "(results/reference/position): off floor and ceiling, so that equality within .05, a fifth of the score, can be shown.",
     model=model.replace("position", NoPE()),
     train=train,
     tasks={"copy": Copy(lengths=lengths), "reverse": Reverse(lengths=lengths)},
@@ -24,5 +24,6 @@ ablation = Ablation(
         "RMSNorm": {"model.norm": RMSNorm()},
         "BatchNorm": {"model.norm": BatchNorm()},
     },
+    margin=0.05,
     budgets=budgets,
 )

@@ -1,6 +1,6 @@
 """Is Post-LN unstable when deep, and does warm-up mend it?
 
-Settles E22 (Post-LN is unstable when deep and needs warm-up; Pre-LN needs less, or none): depth × warm-up × placement,
+Bears on E22 (Post-LN is unstable when deep and needs warm-up; Pre-LN needs less, or none): depth × warm-up × placement,
 without clipping.
 """
 

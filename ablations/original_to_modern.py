@@ -1,6 +1,6 @@
 """Which step from the Transformer of 2017 to a modern one pays?
 
-Settles D22 (the standard improvements): a ladder of cumulative changes, each rung compared with the one below.
+Bears on D22 (the standard improvements): a ladder of cumulative changes, each rung compared with the one below.
 """
 
 from ablations.baseline import brief, same_size, trained
@@ -18,7 +18,13 @@ glu = {**rope, "model.feedforward": feedforward.SwiGLU.matching(256)}
 gqa = {**glu, "model.attention": attention.GroupedQuery()}
 dry = {**gqa, "model.attention_dropout": 0.0, "model.residual_dropout": 0.0, "model.embedding_dropout": 0.0}
 hard = {**dry, "train.label_smoothing": 0.0}
-adamw = {**hard, "train.learning_rate": 3e-3, "train.schedule": brief.schedule, "train.gradient_clip": 1.0}
+adamw = {
+    **hard,
+    "train.learning_rate": 3e-3,
+    "train.schedule": brief.schedule,
+    "train.gradient_clip": 1.0,
+    "train.weight_decay": 0.01,
+}
 
 ablation = Ablation(
     question="Which step from the Transformer of 2017 to a modern one pays?",

@@ -1,6 +1,6 @@
 """Does a model without W_o lose capacity?
 
-Settles E09 (without it heads stay independent), with the parameters given to the feed-forward instead.
+Bears on E09 (without it heads stay independent), with the parameters given to the feed-forward instead.
 """
 
 from ablations.baseline import brief, core, same_size, trained

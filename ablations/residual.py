@@ -1,6 +1,6 @@
 """Are residual connections what lets deep networks train?
 
-Settles D12: connections on and off, at 1, 2 and 6 layers.
+Bears on D12: connections on and off, at 2, 3 and 6 layers.
 """
 
 from ablations.baseline import brief, core, same_size, trained

@@ -1,6 +1,6 @@
 """Does initialising residual outputs by 1/√(2L) stabilise deep networks?
 
-Settles E29, at 2 and 8 layers, without clipping.
+Bears on E29, at 2 and 8 layers, without clipping.
 """
 
 from ablations.baseline import brief, core, same_size, trained

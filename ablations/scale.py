@@ -1,6 +1,6 @@
 """What does the factor 1/√d_k do, and when?
 
-Settles E01 (without it, at d_k = 64, the loss oscillates) and E25 (1/d_k learns, only slower): scale × variance of
+Bears on E01 (without it, at d_k = 64, the loss oscillates) and E25 (1/d_k learns, only slower): scale × variance of
 queries and keys, heads of 64 dimensions, no clipping.
 """
 

@@ -1,6 +1,6 @@
 """Do subwords translate better than words or characters?
 
-Settles D20 (words: out of vocabulary; characters: long), on number words.
+Bears on D20 (words: out of vocabulary; characters: long), on number words.
 """
 
 from ablations.baseline import brief, core, same_size
@@ -9,7 +9,7 @@ from harness.components.architecture import EncoderDecoder
 from harness.spec import Finite
 from tasks import BPE, Characters, Lengths, Translate, Words
 
-digits = Lengths(train=(4, 4), test=())
+digits = Lengths(train=(5, 5), test=())
 
 ablation = Ablation(
     question="Do subwords translate better than words or characters?",

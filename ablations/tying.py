@@ -1,6 +1,6 @@
 """Does one matrix for embeddings and output help in translation?
 
-Settles E28 (tying saves parameters, helps in translation): embeddings from N(0, 1/d) times √d in both arms.
+Bears on E28 (tying saves parameters, helps in translation): embeddings from N(0, 1/d) times √d in both arms.
 """
 
 from ablations.baseline import brief, core, same_size
@@ -11,7 +11,7 @@ from harness.components.init import Normal
 from harness.spec import Finite
 from tasks import BPE, Lengths, Translate
 
-digits = Lengths(train=(4, 4), test=())
+digits = Lengths(train=(5, 5), test=())
 original = core.replace("architecture", EncoderDecoder()).replace("embedding_scale", SqrtWidth())
 
 ablation = Ablation(

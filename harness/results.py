@@ -16,7 +16,7 @@ from harness.stats import ceilings, compare
 
 ENDED = ("finished", "diverged", "out_of_memory", "failed")
 LEARNING_TIME = "learning_time"
-THRESHOLD = "train/steps_to_threshold"
+IN_DISTRIBUTION = "eval/in_distribution"
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ class StudyData:
         A run that could not be trained to the end (diverged) scores 0. One that failed, ran out of memory or has not
         ended has no score (NaN), and still counts where a correction asks how many comparisons the study makes.
         For a task without test lengths the training lengths count. `learning_time` is the share of the training steps
-        after which the training lengths were learned, 1 for a run that did not learn them or diverged.
+        after which an evaluation at the training lengths first passed the gate, 1 for a run that misses it in the end
+        or diverged.
         """
         planned = self.runs[["variant", "task", "seed"]]
         if self.document["score"] == LEARNING_TIME:
@@ -121,9 +122,13 @@ class StudyData:
     def _learning_time(self) -> pd.Series:
         planned = self.document["spec"]["train"]["steps"]
         changed = {v: fields.get("train.steps", planned) for v, fields in self.document["differences"].items()}
-        learned = self.runs.get(THRESHOLD, pd.Series(np.nan, index=self.runs.index)).astype("float64")
+        curves = self.curves
+        passed = curves[(curves["metric"] == IN_DISTRIBUTION) & (curves["value"] >= self.document["gate"])]
+        first = passed.groupby(["variant", "task", "seed"])["step"].min().rename("learned").reset_index()
+        learned = self.runs[["variant", "task", "seed"]].merge(first, how="left")["learned"]
         share = learned / self.runs["variant"].map(changed).fillna(planned)
-        share = share.where(self.runs["status"] == "finished", 1.0).fillna(1.0)
+        final = self.runs.get(IN_DISTRIBUTION, pd.Series(np.nan, index=self.runs.index)).astype("float64")
+        share = share.where((self.runs["status"] == "finished") & (final >= self.document["gate"]), 1.0).fillna(1.0)
         return share.where(self.runs["status"].isin(("finished", "diverged")))
 
 

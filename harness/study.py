@@ -56,7 +56,8 @@ class Ablation(Spec):
     variant alike.
 
     `score` is a metric's mean over the test lengths, or `learning_time`: the share of the training steps after which
-    the training lengths were learned (1: never), for tasks that all variants solve in the end; lower is better.
+    an evaluation at the training lengths first passed the gate (1: it does not in the end), for tasks that variants
+    solve in the end; lower is better, and `train.eval_every` is its resolution.
     """
 
     question: Annotated[str, MinLen(1)]

@@ -8,6 +8,7 @@ import pandas as pd
 
 from harness.report.wording import PENDING, is_known, ranges
 from harness.schema import flatten
+from harness.results import IN_DISTRIBUTION
 from harness.stats import summary_interval
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ RUNS = ["study", *RUN, "status", "cause", "fingerprint", "mlflow_run_id"]
 LEDGER = ("parameters", "flops", "tokens", "steps", "wall_seconds", "peak_memory_bytes")
 WORDS = ("attention_backend", "attention_reason", "device", "precision")
 UNEQUAL = 0.05  # a cost that is further than this from the baseline's is marked
-IN_DISTRIBUTION = "eval/in_distribution"
 
 
 def variants_of(document: dict[str, Any]) -> list[str]:

@@ -17,7 +17,8 @@ MEANINGS = {
     "exact_match": "the share of test sequences whose whole answer, end token included, is right",
     "exact_match_no_end": "the share of test sequences whose whole answer is right, the end token not counted",
     "token_accuracy": "the share of answer tokens that are right",
-    "learning_time": "the share of the training steps after which the training lengths were learned; 1: never",
+    "learning_time": "the share of the training steps after which the evaluation at the training lengths first passed "
+    "the gate; 1: not learned in the end",
 }
 STATUSES = {
     "finished": "finished",
