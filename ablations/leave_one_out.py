@@ -22,7 +22,8 @@ ablation = Ablation(
     train=brief,
     tasks={"reverse": Reverse(lengths=trained)},
     axes=(
-        "model.norm_placement", "model.norm", "model.position", "model.feedforward", "model.attention", "model.residual", "model.init.embedding"
+        "model.norm_placement", "model.norm", "model.position", "model.init.embedding", "model.feedforward",
+        "model.attention", "model.residual",
     ),
     baseline="modern",
     variants={

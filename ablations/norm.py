@@ -11,9 +11,9 @@ from tasks import Copy, Reverse
 
 ablation = Ablation(
     question="Do RMSNorm and BatchNorm do as well as LayerNorm?",
-    claims=("E23"),
+    claims=("E23",),
     why="NoPE reaches .24 and .26 of the unseen lengths with little spread between seeds "
-    "(results/reference/position): off floor and ceiling, so that equality within .05, a fifth of the score, can be shown.",
+    "(results/reference/position): off floor and ceiling, so that equality within .05 can be shown.",
     model=model.replace("position", NoPE()),
     train=train,
     tasks={"copy": Copy(lengths=lengths), "reverse": Reverse(lengths=lengths)},

@@ -10,7 +10,9 @@ from harness.components.architecture import DecoderOnly
 from harness.presets import PRESETS
 from tasks import Reverse
 
-start = PRESETS["original-small"].replace("model.architecture", DecoderOnly()).replace("train.steps", 600)
+start = PRESETS["original-small"].replaced(
+    {"model.architecture": DecoderOnly(), "train.steps": 600, "train.eval_every": 20}
+)
 pre = {"model.norm_placement": norm.PreNorm()}
 rms = {**pre, "model.norm": norm.RMSNorm()}
 rope = {**rms, "model.position": position.RoPE()}
@@ -18,13 +20,8 @@ glu = {**rope, "model.feedforward": feedforward.SwiGLU.matching(256)}
 gqa = {**glu, "model.attention": attention.GroupedQuery()}
 dry = {**gqa, "model.attention_dropout": 0.0, "model.residual_dropout": 0.0, "model.embedding_dropout": 0.0}
 hard = {**dry, "train.label_smoothing": 0.0}
-adamw = {
-    **hard,
-    "train.learning_rate": 3e-3,
-    "train.schedule": brief.schedule,
-    "train.gradient_clip": 1.0,
-    "train.weight_decay": 0.01,
-}
+rate = {**hard, "train.learning_rate": 3e-3, "train.schedule": brief.schedule}
+adamw = {**rate, "train.gradient_clip": 1.0, "train.weight_decay": 0.01}
 
 ablation = Ablation(
     question="Which step from the Transformer of 2017 to a modern one pays?",
@@ -35,12 +32,11 @@ ablation = Ablation(
     axes=tuple(adamw), baseline="original",
     variants={
         "original": {}, "Pre-LN": pre, "RMSNorm": rms, "RoPE": rope, "SwiGLU": glu, "GQA": gqa,
-        "no dropout": dry, "hard targets": hard, "AdamW, cosine": adamw,
+        "no dropout": dry, "hard targets": hard, "cosine": rate, "clipping, decay": adamw,
     },
     against={
         "RMSNorm": "Pre-LN", "RoPE": "RMSNorm", "SwiGLU": "RoPE", "GQA": "SwiGLU",
-        "no dropout": "GQA", "hard targets": "no dropout", "AdamW, cosine": "hard targets",
+        "no dropout": "GQA", "hard targets": "no dropout", "cosine": "hard targets", "clipping, decay": "cosine",
     },
-    score="learning_time", higher_is_better=False,
-    budgets=same_size,
+    score="learning_time", higher_is_better=False, budgets=same_size,
 )  # fmt: skip

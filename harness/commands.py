@@ -191,6 +191,8 @@ def _show_plan(planned: "Plan", workers: int, expected: "Forecast", notices: lis
 def report(options: "Namespace") -> Answer:
     """Rewrite a study's report, or publish it."""
     data = _load(options)
+    if options.publish and data.is_pilot:
+        raise UserError(f"{data.folder.name} is a pilot, which concludes nothing; publish the study itself")
     from harness.report import write_report
 
     folder = options.results / "reference" / data.folder.name if options.publish else data.folder

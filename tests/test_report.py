@@ -475,7 +475,7 @@ def test_the_index_gives_each_question_with_every_comparison_and_failure(tmp_pat
     assert found.question == data.document["question"]
     table = verdicts(data, comparison(data))
     for row in table[table["variant"] != "sinusoidal"].to_dict("records"):
-        label = "tied at an end of the scale" if isinstance(row["note"], str) else str(row["verdict"])
+        label = "mostly tied" if isinstance(row["note"], str) else str(row["verdict"])
         part = next(p for p in found.measured.split("; ") if label.upper() in p.upper())
         assert f"{row['variant']} (" in part
         assert f"{row['task']} {decimal(row['difference'], 2, signed=True)}" in part

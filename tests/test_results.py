@@ -1,3 +1,4 @@
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -76,10 +77,13 @@ def test_learning_time_is_the_share_of_the_steps_and_1_for_what_never_learned(tm
     made = plan(timed)
     write_plan(made, tmp_path, {})
     write_records(tmp_path, made, {0: "finished", 1: "finished", 2: "diverged", 3: "finished", 4: "failed"})
-    for index, steps in ((0, 5.0), (2, 5.0), (3, 20.0)):
-        path = tmp_path / "runs" / made.cells[index].fingerprint / "record.json"
-        found = RunRecord.read(path)
-        found.model_copy(update={"final": {"train/steps_to_threshold": steps}}).write(path)
+    for index, final, *passed in ((0, 1.0, 5, 10), (1, 0.9, 5), (2, 1.0, 5), (3, 1.0, 20)):
+        folder = tmp_path / "runs" / made.cells[index].fingerprint
+        lines = [{"step": step, "time": 0, "eval/in_distribution": 1.0} for step in passed]
+        lines.insert(0, {"step": 2, "time": 0, "eval/in_distribution": 0.97})
+        (folder / "curves.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        record = RunRecord.read(folder / "record.json")
+        record.model_copy(update={"final": {"eval/in_distribution": final}}).write(folder / "record.json")
     data = load_study(tmp_path)
     assert [cell.variant for cell in made.cells[:5]] == ["sinusoidal", "none", "rope", "longer", "sinusoidal"]
     assert data.primary()["score"].tolist()[:4] == [5 / 20, 1.0, 1.0, 20 / 80]

@@ -20,7 +20,7 @@ from harness.report import write_report
 from harness.report.chapters.stability import (
     blocks,
     configurations,
-    largest_stable,
+    largest_rate,
     outcomes,
     pictures,
     spikes,
@@ -256,7 +256,7 @@ def test_configurations_of_one_kind_are_told_apart_by_their_fields() -> None:
 )
 def test_the_largest_stable_rate_holds_for_every_seed(stable: dict[float, list[bool]], said: str) -> None:
     rows = [{"rate": rate, "stable": each} for rate, seeds in stable.items() for each in seeds]
-    assert largest_stable(pd.DataFrame(rows, columns=["rate", "stable"])) == said
+    assert largest_rate(pd.DataFrame(rows, columns=["rate", "stable"]), "stable") == said
 
 
 # The page
@@ -283,10 +283,10 @@ def test_the_page_names_the_largest_stable_rate_of_each_configuration(tmp_path: 
     runs["PostNorm 0.004", "copy", 0] = ("finished", LEARNED)  # one of three: the line still ends before
     spec = {"model": {"norm_placement": "PreNorm"}, "train": {"learning_rate": 0.001, "gradient_clip": 1.0}}
     data = write_study(tmp_path / "s", runs, differences=differences, spec=spec)
-    rows = table_of(data, "largest stable learning rate")
-    assert rows["norm_placement = PreNorm"]["on copy"] == "≥ 0.016, the largest tried"
+    rows = table_of(data, "largest learning rate")
+    assert rows["norm_placement = PreNorm"]["stable on copy"] == "≥ 0.016, the largest tried"
     assert rows["norm_placement = PostNorm"] == {
-        "on copy": "0.001", "rates tried": "0.001, 0.004, 0.016", "seeds a rate": "3"
+        "stable on copy": "0.001", "learned on copy": "0.001", "rates tried": "0.001, 0.004, 0.016", "seeds a rate": "3"
     }  # fmt: skip
     with drawing():
         shares, losses = pictures(found(data))

@@ -36,15 +36,15 @@ def as_markdown(found: list[PublishedAnswer]) -> str:
 
 
 def _measured(folder: Path) -> str:
-    """Every comparison by its verdict, with the difference; ties at an end of the scale, and runs without a model."""
+    """Every comparison by its verdict, with the difference; what is tied in most pairs, and runs without a model."""
     verdicts = pd.read_csv(folder / "tables" / "verdicts.csv", dtype={"variant": str, "task": str, "reference": str})
     facts = _provenance(folder)
     compared = verdicts[verdicts["variant"] != facts["baseline"]]
     tied = (compared["verdict"] == "undecided") & compared["note"].notna()
     groups = [(verdict, compared[compared["verdict"] == verdict]) for verdict in DECIDED]
     groups += [("undecided", compared[(compared["verdict"] == "undecided") & ~tied])]
-    groups += [("tied at an end of the scale", compared[tied])]
-    parts = [f"{label}: {_variants(group, facts['tasks'])}" for label, group in groups if len(group)]
+    groups += [("mostly tied", compared[tied])]
+    parts = [f"{label}: {_variants(group, facts)}" for label, group in groups if len(group)]
     outcomes = facts["outcomes"]
     bad = [f"{outcomes[status]} {STATUSES[status]}" for status in FAILURES if status in outcomes]
     if bad:
@@ -57,13 +57,17 @@ def _provenance(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _variants(group: pd.DataFrame, tasks: list[str]) -> str:
-    """`ALiBi (copy +0.21, reverse +0.23), T5 bias (copy +0.19)`; one task is not named."""
+def _variants(group: pd.DataFrame, facts: dict[str, Any]) -> str:
+    """`ALiBi (copy +0.21, reverse +0.23), T5 bias (copy +0.19)`; one task is not named, another reference than the
+    baseline is.
+    """
     found = []
     for variant, rows in group.groupby("variant", sort=False):
         known = [row for row in records(rows) if is_known(row["difference"])]
-        names = [f"{row['task']} " if len(tasks) > 1 else "" for row in known]
+        names = [f"{row['task']} " if len(facts["tasks"]) > 1 else "" for row in known]
         sizes = [name + decimal(row["difference"], 2, signed=True) for name, row in zip(names, known, strict=True)]
+        other = rows["reference"].iloc[0]
+        sizes = sizes if other == facts["baseline"] else [f"to {quoted(other)}", *sizes]
         found.append(f"{quoted(str(variant))} ({', '.join(sizes)})" if sizes else quoted(str(variant)))
     return ", ".join(found)
 

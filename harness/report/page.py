@@ -10,7 +10,6 @@ from harness.report.answer import lengths_phrase, pending, score_phrase, sentenc
 from harness.report.blocks import Block, Cell, Image, Items, Page, Section, Table, Text
 from harness.report.chapters import CHAPTERS
 from harness.report.tables import (
-    IN_DISTRIBUTION,
     LEDGER,
     Findings,
     deviations,
@@ -37,7 +36,7 @@ from harness.report.wording import (
     seconds,
     whole,
 )
-from harness.results import LEARNING_TIME
+from harness.results import IN_DISTRIBUTION, LEARNING_TIME
 from harness.schema import flatten
 from harness.stats import fewest_seeds
 
@@ -174,7 +173,8 @@ def _task_note(document: dict[str, Any]) -> str:
 
 def _differences_table(document: dict[str, Any]) -> Table:
     """A row a variant: what it is on the axes that vary."""
-    base = flatten({"model": document["spec"]["model"], "train": document["spec"]["train"]})
+    spec = document["spec"]
+    base = flatten({"model": spec["model"], "train": spec["train"], "task": spec["tasks"][document["tasks"][0]]})
     on_axes = {field: value for field, value in base.items() if any(_within(field, axis) for axis in document["axes"])}
     rows = []
     for name in variants_of(document):
@@ -301,8 +301,9 @@ def _how_to_read(found: Findings) -> list[str]:
         "? undecided: neither a difference nor its absence is shown. It does not mean “equal”. seeds "
         "needed: how many seeds would probably decide it if mean and spread stay as they are.",
         f"passed gate: runs that learned their training lengths (exact match ≥ {gate}), of all that ended; "
-        "score of those: their mean alone. A variant that misses the gate has not learned the task, so its "
-        "score says nothing about longer sequences.",
+        "score of those: their mean alone."
+        + " A variant that misses the gate has not learned the task, so its score says nothing about longer sequences."
+        * any(document["test_lengths"].values()),
     ]
 
 
@@ -336,7 +337,7 @@ def _speed_table(found: Findings) -> Table:
         "median steps",
         "fastest seed",
         "slowest seed",
-        "scores tie with the baseline",
+        "scores tie with what it is compared with" if found.document.get("against") else "scores tie with the baseline",
     ]
     return Table(columns, rows, "Training steps to the threshold, over the seeds that reached it.")
 
@@ -357,7 +358,7 @@ def _failures(found: Findings) -> list[Block]:
             for r in records(failed)
         ]
         caption = (
-            f"Of {counted(total, 'planned run')}. A run whose loss was no longer finite scores 0; one that "
+            f"Of {counted(total, 'planned run')}. A run whose loss was no longer finite gets the worst score; one that "
             "failed or ran out of memory has no score and leaves its pair out."
         )
         blocks.append(Table(["outcome", "cause", "runs", "which"], rows, caption))
@@ -437,7 +438,7 @@ def _method_items(found: Findings) -> list[str]:
         f"Gate. A run has learned its task if its exact match over the training lengths is at least {gate}. "
         "Verdicts use all seeds, passed or not.",
         "Failures are results. A run whose loss is no longer finite, or ends far above its start, has "
-        "diverged; the former scores 0. A length that a variant cannot take scores 0 and is marked "
+        "diverged; the former gets the worst score. A length that a variant cannot take scores 0 and is marked "
         "unsupported.",
         "Training data are fresh at every step unless the specification below says otherwise; lengths with "
         "so few sequences that training saw most of them or all are marked in the figures.",

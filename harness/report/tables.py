@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pandas as pd
 
 from harness.report.wording import PENDING, is_known, ranges
-from harness.schema import flatten
 from harness.results import IN_DISTRIBUTION
+from harness.schema import flatten
 from harness.stats import summary_interval
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def verdicts(data: "StudyData", compared: pd.DataFrame) -> pd.DataFrame:
     difference; the baseline's own row is over all its seeds.
     """
     document = data.document
-    scores = data.primary().merge(_gate_passed(data), on=RUN, how="left")
+    scores = data.primary().merge(gate_passed(data), on=RUN, how="left")
     notes = _ceiling_notes(data)
     rows = []
     for task in document["tasks"]:
@@ -121,7 +121,7 @@ def _compared(compared: pd.DataFrame, variant: str, task: str) -> dict[str, Any]
     return records(rows.drop(columns=["variant", "task", "n_pairs", "reference"], errors="ignore"))[0]
 
 
-def _gate_passed(data: "StudyData") -> pd.DataFrame:
+def gate_passed(data: "StudyData") -> pd.DataFrame:
     """Which runs with an outcome learned their task in distribution; a run without the metric did not."""
     ended = data.runs[~data.runs["status"].isin(PENDING)]
     metric = ended.get(IN_DISTRIBUTION, pd.Series(math.nan, index=ended.index)).astype("float64")
@@ -286,7 +286,7 @@ def unsupported(data: "StudyData") -> pd.DataFrame:
 def missed_gate(data: "StudyData") -> int:
     """How many finished runs did not learn their training lengths to the gate."""
     finished = data.runs[data.runs["status"] == "finished"]
-    passed = _gate_passed(data).merge(finished[RUN], on=RUN)["passed"]
+    passed = gate_passed(data).merge(finished[RUN], on=RUN)["passed"]
     return int((passed == 0).sum())
 
 

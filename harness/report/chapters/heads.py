@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 AXES = (
     "model.num_heads", "model.d_head", "model.scale", "model.qk_norm", "model.output_projection", "model.attention",
-    "model.init",
+    "model.init", "model.attention_dropout",
 )  # fmt: skip
 ROLES = {  # in this order a key is given to one of them
     "itself": "the token that looks; where nothing ahead is seen, the last one visible",

@@ -20,7 +20,7 @@ from harness.report.blocks import Block, Cell, Items, Table, Text
 from harness.report.chapters.chapter import Chapter
 from harness.report.figures import Picture, label_left, rows_figure
 from harness.report.look import INK, MUTED, Style, key, legend, panels, safe, styles
-from harness.report.tables import RUN, Findings, field_of, records, variants_of
+from harness.report.tables import RUN, Findings, field_of, gate_passed, records, variants_of
 from harness.report.wording import ABSENT, decimal, listed, plain, span
 from harness.stats import clopper_pearson
 
@@ -292,26 +292,31 @@ def _rates(found: Findings, table: pd.DataFrame, tasks: list[str]) -> list[Block
     if not groups:
         return []
     table = table.assign(rate=[float(field_of(found.document, name, RATE)) for name in table["variant"]])
+    table = table.merge(gate_passed(found.data), on=RUN, how="left")
+    table = table.assign(passed=table["passed"] == 1)
     rows = []
     for label, names in groups.items():
         own = table[table["variant"].isin(names)]
         seeds = own.groupby(["task", "rate"]).size().tolist()
-        cells = [Cell(largest_stable(own[own["task"] == task])) for task in tasks]
+        on = [own[own["task"] == task] for task in tasks]
+        cells = [Cell(largest_rate(runs, held)) for runs in on for held in ("stable", "passed")]
         tried = ", ".join(map(plain, rates_of(found.document, names)))
         rows.append([Cell(label), *cells, Cell(tried), Cell(span(seeds) if seeds else ABSENT)])
     caption = (
-        "The largest learning rate at which no seed diverged or spiked and every one trained, among the rates tried; "
-        "where it says ≥, larger ones may be stable, too. Which variants stand behind each row is listed below."
+        "stable: the largest learning rate, among those tried, at which no seed diverged or spiked and every one "
+        "trained (ended below half of the untrained loss); learned: at which every seed passed the gate. Where it says "
+        "≥, larger ones may do, too. Which variants stand behind each row is listed below."
     )
-    heads = ["largest stable learning rate", *(f"on {task}" for task in tasks), "rates tried", "seeds a rate"]
+    said = [f"{held} on {task}" for task in tasks for held in ("stable", "learned")]
+    heads = ["largest learning rate", *said, "rates tried", "seeds a rate"]
     return [Table(heads, rows, caption), Items([f"{label}: {listed(names)}" for label, names in groups.items()])]
 
 
-def largest_stable(own: pd.DataFrame) -> str:
-    """In words, from runs of one configuration on one task with their `rate` and whether they were `stable`."""
+def largest_rate(own: pd.DataFrame, column: str) -> str:
+    """The largest `rate` at which a column holds for every run, in words, of runs of one configuration on one task."""
     if own.empty:
         return ABSENT
-    held = own.groupby("rate")["stable"].all()
+    held = own.groupby("rate")[column].all()
     if not held.any():
         return f"none of {', '.join(map(plain, held.index))}"
     largest = float(held[held].index.max())
