@@ -14,7 +14,8 @@ ablation = Ablation(
     question="How far back does a window see?",
     claims=("E16",),
     why="Eight pairs, two layers: windows of 4, 6 and 8 reach 6, 10 and 14 tokens, and the values lie 4, 8 and 16 "
-    "tokens back, some within and some beyond the reach of each. On a pilot seed 600 steps learned every distance within reach and none beyond.",
+    "tokens back, some within and some beyond the reach of each. On a pilot seed 600 steps were enough for every "
+    "distance within reach, and for none beyond.",
     model=core,
     train=brief,
     tasks={
