@@ -13,8 +13,8 @@ from tasks import Lengths, Reverse
 ablation = Ablation(
     question="Are many narrow heads weaker than few wide ones, and does it depend on the length of the sequence?",
     claims=("E07",),
-    why="On a pilot seed heads of 32 dimensions learned both tasks, those of 2 neither; 4000 samples are finite "
-    "data that 600 steps see about ten times.",
+    why="On pilot seeds, with RoPE, 4000 samples and 600 steps were enough for heads of 16 and 32 dimensions on "
+    "both tasks; sinusoidal positions keep narrow heads from losing frequencies.",
     model=core.replace("position", Sinusoidal()),
     train=brief.replace("sampling", Finite(num_samples=4000)),
     tasks={

@@ -13,8 +13,8 @@ five = Lengths(train=(5, 5), test=())  # digits
 ablation = Ablation(
     question="Does label smoothing curb over-confidence and help generalisation?",
     claims=("D04",),
-    why="1000 of the 9000 numbers of four digits are trained on: on a pilot seed .86 of new ones were right, far "
-    "from both ends.",
+    why="1000 of the 90 000 numbers of five digits are trained on; with four digits, where .86 of new ones were "
+    "right on a pilot seed, a tenth of them would have been seen.",
     model=core,
     train=brief.replace("sampling", Finite(num_samples=1000)),
     tasks={

@@ -26,7 +26,7 @@ adamw = {**rate, "train.gradient_clip": 1.0, "train.weight_decay": 0.01}
 ablation = Ablation(
     question="Which step from the Transformer of 2017 to a modern one pays?",
     claims=("D22",),
-    why="WHY",
+    why="Not chosen by pilot runs yet: the setting is that of neighbouring studies.",
     model=start.model, train=start.train,
     tasks={"reverse": Reverse(lengths=trained)},
     axes=tuple(adamw), baseline="original",

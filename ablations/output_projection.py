@@ -11,7 +11,8 @@ from tasks import Copy, Reverse
 ablation = Ablation(
     question="Does a model without W_o lose capacity?",
     claims=("E09",),
-    why="WHY",
+    why="Not chosen by pilot runs yet: the setting is that of neighbouring studies, so a tie at an end of the "
+    "scale says nothing yet.",
     model=core,
     train=brief,
     tasks={"copy": Copy(lengths=trained), "reverse": Reverse(lengths=trained)},

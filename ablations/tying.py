@@ -17,7 +17,8 @@ original = core.replace("architecture", EncoderDecoder()).replace("embedding_sca
 ablation = Ablation(
     question="Does one matrix for embeddings and output help in translation?",
     claims=("E28",),
-    why="WHY",
+    why="Not chosen by pilot runs yet: the setting is that of neighbouring studies, so a tie at an end of the "
+    "scale says nothing yet.",
     model=original.replace("init.embedding", Normal(deviation=0.125)),
     train=brief.replace("sampling", Finite(num_samples=1000)),
     tasks={
