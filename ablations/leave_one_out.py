@@ -36,6 +36,5 @@ ablation = Ablation(
         "multi-head": {"model.attention": MultiHead()},
         "no residual": {"model.residual": NoResidual()},
     },
-    score="learning_time", higher_is_better=False,
-    budgets=same_size,
+    score="learning_time", higher_is_better=False, budgets=same_size,
 )  # fmt: skip

@@ -10,9 +10,7 @@ from harness.components.architecture import DecoderOnly
 from harness.presets import PRESETS
 from tasks import Reverse
 
-start = PRESETS["original-small"].replaced(
-    {"model.architecture": DecoderOnly(), "train.steps": 600, "train.eval_every": 20}
-)
+start = PRESETS["original-small"].replace("model.architecture", DecoderOnly())
 pre = {"model.norm_placement": norm.PreNorm()}
 rms = {**pre, "model.norm": norm.RMSNorm()}
 rope = {**rms, "model.position": position.RoPE()}
@@ -27,7 +25,7 @@ ablation = Ablation(
     question="Which step from the Transformer of 2017 to a modern one pays?",
     claims=("D22",),
     why="Not chosen by pilot runs yet: the setting is that of neighbouring studies.",
-    model=start.model, train=start.train,
+    model=start.model, train=start.train.replaced({"steps": 600, "eval_every": 20}),
     tasks={"reverse": Reverse(lengths=trained)},
     axes=tuple(adamw), baseline="original",
     variants={
