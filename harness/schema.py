@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -220,6 +220,11 @@ def _plain(value: Any) -> Any:
 
 def _example(cls: type[Level]) -> str:
     return next((f"{name}()" for name in cls.levels()), cls.__name__)
+
+
+def is_within(path: str, axes: Iterable[str]) -> bool:
+    """Whether a dotted path is one of some others or lies below one."""
+    return any(path == axis or path.startswith(f"{axis}.") for axis in axes)
 
 
 def flatten(document: Mapping[str, Any], path: str = "") -> dict[str, Any]:

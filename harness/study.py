@@ -22,7 +22,7 @@ from harness.cost import costs_by_length
 from harness.evaluate import GATE
 from harness.machine import commit, environment
 from harness.record import RunRecord, set_aside, write_atomically
-from harness.schema import Spec, UserError, is_foreign, nearest, source_file
+from harness.schema import Spec, UserError, is_foreign, is_within, nearest, source_file
 from harness.spec import ModelSpec, RunSpec, TrainSpec
 from tasks.task import Task
 
@@ -89,7 +89,7 @@ class Ablation(Spec):
             )
         self._check_axes()
         for variant, changes in self.variants.items():
-            if strays := [path for path in changes if not _covered(path, self.axes)]:
+            if strays := [path for path in changes if not is_within(path, self.axes)]:
                 raise ValueError(
                     f"variants.{variant}: {strays[0]} is not among axes = {list(self.axes)}; declare it there"
                 )
@@ -127,7 +127,7 @@ class Ablation(Spec):
             if len(reasons) == len(specs):
                 raise ValueError(f"axes: {reasons[0]}")
             for name, budget in self.budgets.items():
-                if moved := [path for path in budget.changes if _covered(path, (axis,)) or _covered(axis, (path,))]:
+                if moved := [path for path in budget.changes if is_within(path, (axis,)) or is_within(axis, (path,))]:
                     raise ValueError(
                         f"budgets.{name}.changes: {moved[0]} lies along the axis {axis}; set it in each variant"
                     )
@@ -176,10 +176,6 @@ class Ablation(Spec):
         if name not in self.budgets:
             raise UserError(f"budget {name!r}: this ablation has no such budget; {nearest(name, self.budgets)}")
         return self.budgets[name]
-
-
-def _covered(path: str, axes: tuple[str, ...]) -> bool:
-    return any(path == axis or path.startswith(f"{axis}.") for axis in axes)
 
 
 def _missing(spec: RunSpec, path: str) -> str:
@@ -320,7 +316,7 @@ class Plan:
         """What each variant's model costs by length (`cost.costs_by_length`) on the first task; empty where the axes
         are none of `COUNTED`.
         """
-        if not any(_covered(axis, COUNTED) for axis in self.ablation.axes):
+        if not any(is_within(axis, COUNTED) for axis in self.ablation.axes):
             return []
         first = next(iter(self.ablation.tasks))
         return [

@@ -26,7 +26,7 @@ from harness.report.tables import (
     versus,
 )
 from harness.report.wording import PENDING, listed, metric_name, ranges
-from harness.results import LEARNING_TIME
+from harness.results import IN_DISTRIBUTION, LEARNING_TIME
 
 Look = dict[str, Style]
 
@@ -177,7 +177,7 @@ def offsets(seeds: pd.Series, order: list[int]) -> np.ndarray:
 def scores(found: Findings, look: Look) -> Picture | None:
     """Every seed's primary score, with mean and interval."""
     document = found.document
-    gate = found.data.runs.get("eval/in_distribution", pd.Series(math.nan, index=found.data.runs.index))
+    gate = found.data.runs.get(IN_DISTRIBUTION, pd.Series(math.nan, index=found.data.runs.index))
     outcome = found.data.runs[["variant", "task", "seed", "status"]].assign(
         passed=gate.astype("float64") >= document["gate"]
     )

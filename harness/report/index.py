@@ -7,10 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from harness.report.answer import DECIDED
 from harness.report.tables import records
 from harness.report.wording import FAILURES, STATUSES, decimal, is_known, listed, markdown, quoted
-
-DECIDED = ("better", "worse", "equivalent")
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from harness.report.wording import (
     whole,
 )
 from harness.results import IN_DISTRIBUTION, LEARNING_TIME
-from harness.schema import flatten
+from harness.schema import flatten, is_within
 from harness.stats import fewest_seeds
 
 SYMBOLS = {"better": "▲", "worse": "▼", "equivalent": "=", "undecided": "?"}
@@ -175,7 +175,7 @@ def _differences_table(document: dict[str, Any]) -> Table:
     """A row a variant: what it is on the axes that vary."""
     spec = document["spec"]
     base = flatten({"model": spec["model"], "train": spec["train"], "task": spec["tasks"][document["tasks"][0]]})
-    on_axes = {field: value for field, value in base.items() if any(_within(field, axis) for axis in document["axes"])}
+    on_axes = {field: value for field, value in base.items() if is_within(field, document["axes"])}
     rows = []
     for name in variants_of(document):
         is_base = name == document["baseline"]
@@ -186,10 +186,6 @@ def _differences_table(document: dict[str, Any]) -> Table:
         )
     caption = "Fields that are not named here are the same for all (see Method)."
     return Table(["variant", "fields of its specification that differ"], rows, caption)
-
-
-def _within(field: str, axis: str) -> bool:
-    return field == axis or field.startswith(f"{axis}.")
 
 
 def _accuracy(found: Findings, images: dict[str, Image]) -> list[Block]:

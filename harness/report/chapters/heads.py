@@ -18,6 +18,7 @@ from harness.report.inside import Maps, file_name, read_maps
 from harness.report.look import MUTED, PAGE, legend, safe, styles
 from harness.report.tables import Findings, records, variants_of
 from harness.report.wording import ABSENT, decimal, is_known
+from harness.schema import is_within
 from harness.stats import summary_interval
 
 Floats = npt.NDArray[np.float64]
@@ -129,7 +130,7 @@ def all_heads(found: Findings) -> pd.DataFrame:
     columns = ["variant", "task", "seed", "layer", "head", *ROLES, SPREAD]
     axes = found.document["axes"]
     attention = found.data.attention
-    if attention.empty or not any(axis == name or axis.startswith(f"{name}.") for axis in axes for name in AXES):
+    if attention.empty or not any(is_within(axis, AXES) for axis in axes):
         return pd.DataFrame(columns=columns)
     last = attention.sort_values("step").drop_duplicates(["variant", "task", "seed"], keep="last")
     rows = [
