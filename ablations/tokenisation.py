@@ -15,8 +15,7 @@ ablation = Ablation(
     question="Do subwords translate better than words or characters?",
     claims=("D20",),
     why="Not chosen by pilot runs yet: the setting is that of neighbouring studies, so a tie at an end of the "
-    "scale says nothing yet. A word that the vocabulary lacks is scored as right if UNK is predicted: mend "
-    "that first.",
+    "scale says nothing yet.",
     model=core.replace("architecture", EncoderDecoder()),
     train=brief.replace("sampling", Finite(num_samples=1000)),
     tasks={"German": Translate(lengths=digits, tokenisation=BPE(vocab_size=320))},

@@ -34,7 +34,7 @@ class Reading:
 
     Attributes:
         targets: `(B, T)` the batch's own.
-        right: `(B, T)` whether the most probable token is the target.
+        right: `(B, T)` whether the most probable token is the target; never where that stands for unknown text.
         confidence: `(N,)` probability of the most probable token, at the N positions with a target, row by row.
         loss: `(N,)` minus the logarithm of the target's probability, in nats, without label smoothing.
     """
@@ -51,10 +51,11 @@ class Reading:
 
 
 @torch.no_grad()
-def read_batch(model: Model, batch: Batch) -> Reading:
-    """One forward pass over a batch, `CHUNK` sequences at a time."""
+def read_batch(model: Model, batch: Batch, unknown: int | None = None) -> Reading:
+    """One forward pass over a batch, `CHUNK` sequences at a time; the token `unknown` is never right."""
     parts = [_read(model(*chunk.reading), chunk.targets) for chunk in batch.split(CHUNK)]
-    return Reading(batch.targets, *(torch.cat(part) for part in zip(*parts, strict=True)))
+    right, confidence, loss = (torch.cat(part) for part in zip(*parts, strict=True))
+    return Reading(batch.targets, right if unknown is None else right & (batch.targets != unknown), confidence, loss)
 
 
 def _read(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,11 +65,6 @@ def _read(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     total = answers.logsumexp(-1)
     wanted = answers.gather(-1, targets[asked][:, None])[:, 0]
     return logits.argmax(-1) == targets, (answers.amax(-1) - total).exp(), total - wanted
-
-
-def score_batch(model: Model, batch: Batch) -> dict[str, float]:
-    """Each metric's mean over a batch, within 0 … 1; see `score_reading`."""
-    return score_reading(read_batch(model, batch))
 
 
 def score_reading(reading: Reading) -> dict[str, float]:
@@ -96,7 +92,7 @@ def read_lengths(
     readings: dict[int, Reading | None] = {}
     for length in lengths:
         try:
-            readings[length] = read_batch(model, spec.batch(stream, 0, samples, length, device))
+            readings[length] = read_batch(model, spec.batch(stream, 0, samples, length, device), spec.task.unknown)
         except UnsupportedLength:
             readings[length] = None
     return readings
@@ -106,7 +102,8 @@ def read_training_samples(model: Model, spec: RunSpec, *, samples: int) -> dict[
     """The same of the samples that training saw again and again, at most `samples` a length; empty without such."""
     device = torch.device(spec.device)
     pools = {length: spec.training_pool(length, device) for length in spec.task.lengths.training}
-    return {n: read_batch(model, pool.rows(slice(samples))) for n, pool in pools.items() if pool is not None}
+    some = {n: pool.rows(slice(samples)) for n, pool in pools.items() if pool is not None}
+    return {n: read_batch(model, pool, spec.task.unknown) for n, pool in some.items()}
 
 
 def score_readings(spec: RunSpec, readings: Mapping[int, Reading | None]) -> tuple[Score, ...]:

@@ -111,6 +111,11 @@ class Task(Level):
     def vocab_size(self) -> int:
         """Special tokens and all others."""
 
+    @property
+    def unknown(self) -> int | None:
+        """The token that stands for whatever the vocabulary lacks, which as an answer is never right; None: nothing."""
+        return None
+
     @abstractmethod
     def label(self, token: int) -> str:
         """A token's name for people."""

@@ -62,6 +62,12 @@ class Vocabulary:
         """A token for people."""
         return str(self.tokenizer.id_to_token(number))
 
+    @property
+    def unknown(self) -> int | None:
+        """The number of UNK; None where any text can be written."""
+        found: int | None = self.tokenizer.token_to_id("UNK")
+        return found
+
 
 class BPE(Tokenisation):
     """Byte-pair encoding on bytes: the pair of neighbours that is most frequent becomes a token, again and again
@@ -88,7 +94,9 @@ class BPE(Tokenisation):
 
 
 class Words(Tokenisation):
-    """One token a word; a word that the text does not hold is UNK, and its spelling is lost."""
+    """One token a word; a word that the text does not hold is UNK, and an answer with UNK is never right."""
+
+    result_version = 2
 
     def train(self, texts: Iterable[str]) -> Vocabulary:
         """Every word of the text, in the order of the alphabet."""
@@ -101,7 +109,9 @@ class Words(Tokenisation):
 
 
 class Characters(Tokenisation):
-    """One token a character; sequences are long, and a character that the text does not hold is UNK."""
+    """One token a character; sequences are long. A character that the text lacks is UNK, as an answer never right."""
+
+    result_version = 2
 
     def train(self, texts: Iterable[str]) -> Vocabulary:
         """Every character of the text, in the order of their code points."""
@@ -148,6 +158,12 @@ class Translate(Task):
     def vocab_size(self) -> int:
         """Special tokens and the vocabulary."""
         return FIRST_SYMBOL + self.vocabulary.size
+
+    @property
+    def unknown(self) -> int | None:
+        """UNK, where the tokenisation has one."""
+        number = self.vocabulary.unknown
+        return None if number is None else FIRST_SYMBOL + number
 
     def sample(self, batch_size: int, length: int, randomness: torch.Generator) -> tuple[Tensor, Tensor]:
         """Numbers of `length` digits, equally likely, in both languages, padded at the end."""

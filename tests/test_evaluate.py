@@ -23,8 +23,8 @@ from harness.evaluate import (
     read_batch,
     read_lengths,
     read_training_samples,
-    score_batch,
     score_lengths,
+    score_reading,
     was_seen,
     whole,
     zero_scores,
@@ -80,7 +80,7 @@ def test_scores_are_those_of_the_reference(kind: type[Task], end: bool, length: 
     task = kind(train_end_token=end, num_symbols=3)
     batch = task.batch(seed, "eval", 0, 7, length, CPU)
     answers, guess = guesser(task, seed, skill)
-    scores = score_batch(guess, batch)
+    scores = score_reading(read_batch(guess, batch))
     assert tuple(scores) == METRICS
     assert scores == pytest.approx(reference(torch.cat(answers).tolist(), batch.targets.tolist()))
     if not end:
@@ -96,9 +96,9 @@ def flawless(batch: Batch, vocabulary: int = 20) -> Tensor:
 def test_one_wrong_token_spoils_its_sequence_alone() -> None:
     batch = Copy().batch(0, "eval", 0, 4, 5, CPU)
     logits = flawless(batch)
-    assert score_batch(lambda _: logits, batch) == dict.fromkeys(METRICS, 1.0)
+    assert score_reading(read_batch(lambda _: logits, batch)) == dict.fromkeys(METRICS, 1.0)
     logits[1, 7] = -logits[1, 7]
-    scores = score_batch(lambda _: logits, batch)
+    scores = score_reading(read_batch(lambda _: logits, batch))
     assert scores == {"exact_match": 0.75, "exact_match_no_end": 0.75, "token_accuracy": pytest.approx(19 / 20)}
 
 
@@ -106,7 +106,7 @@ def test_a_missed_end_costs_the_exact_match_with_the_end_only() -> None:
     batch = Copy().batch(0, "eval", 0, 4, 5, CPU)
     logits = flawless(batch)
     logits[2, -1] = -logits[2, -1]
-    assert score_batch(lambda _: logits, batch) == {
+    assert score_reading(read_batch(lambda _: logits, batch)) == {
         "exact_match": 0.75, "exact_match_no_end": 1.0, "token_accuracy": 1.0
     }  # fmt: skip
 
@@ -115,13 +115,13 @@ def test_what_the_model_says_about_the_source_does_not_count() -> None:
     batch = Copy().batch(0, "eval", 0, 4, 5, CPU)
     logits = flawless(batch)
     logits[:, :6] = torch.randn(4, 6, 20)
-    assert score_batch(lambda _: logits, batch) == dict.fromkeys(METRICS, 1.0)
+    assert score_reading(read_batch(lambda _: logits, batch)) == dict.fromkeys(METRICS, 1.0)
 
 
 def test_more_sequences_than_fit_a_forward_pass_score_the_same() -> None:
     batch = Copy(num_symbols=2).batch(0, "eval", 0, 2 * CHUNK + 3, 1, CPU)
     answers, guess = guesser(Copy(num_symbols=2), 0, 0.7)
-    scores = score_batch(guess, batch)
+    scores = score_reading(read_batch(guess, batch))
     assert [len(answer) for answer in answers] == [CHUNK, CHUNK, 3]
     assert scores == pytest.approx(reference(torch.cat(answers).tolist(), batch.targets.tolist()))
     assert 0 < scores["exact_match"] < scores["token_accuracy"] < 1
@@ -136,7 +136,7 @@ def test_scoring_keeps_no_gradient() -> None:
         seen.append(model(inputs))
         return seen[-1]
 
-    score_batch(watched, batch)
+    score_reading(read_batch(watched, batch))
     assert not seen[0].requires_grad
 
 
@@ -162,7 +162,7 @@ def test_lengths_are_scored_on_their_own_stream_and_in_their_order() -> None:
     assert [(score.length, score.metric) for score in scores] == [(n, m) for n in (2, 3, 4, 5, 7) for m in METRICS]
     for score in scores:
         batch = run.task.batch(run.seed, "eval", 0, 6, score.length, CPU)
-        assert score.value == score_batch(model, batch)[score.metric]
+        assert score.value == score_reading(read_batch(model, batch))[score.metric]
         assert score.mark == ""
 
 
@@ -397,7 +397,7 @@ def test_greedy_agreement_finds_a_model_that_looks_ahead(end: bool) -> None:
         return torch.nn.functional.one_hot(following, task.vocab_size).float()
 
     batch = task.batch(0, "eval", 0, GREEDY_SAMPLES, 4, CPU)
-    assert score_batch(cheat, batch)["exact_match"] == 1
+    assert score_reading(read_batch(cheat, batch))["exact_match"] == 1
     assert greedy_agreement(cheat, spec(task)) == 0
 
 

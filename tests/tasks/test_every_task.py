@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.evaluate import score_batch
+from harness.evaluate import read_batch, score_reading
 from harness.schema import is_foreign
 from tasks import Lengths, Task
 from tasks.task import BOS, EOS, FIRST_SYMBOL, IGNORED, SEP
@@ -73,7 +73,7 @@ def test_guessing_symbols_scores_what_chance_gives(task: Task) -> None:
     def guess(inputs: Tensor) -> Tensor:
         return torch.rand(*inputs.shape, task.vocab_size, generator=draw)
 
-    scores = score_batch(guess, batch)
+    scores = score_reading(read_batch(guess, batch))
     asked = int((batch.targets[0] != IGNORED).sum()) - 1
     chance = 1 / task.vocab_size
     deviation = math.sqrt(chance * (1 - chance) / (2000 * asked))

@@ -8,8 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from torch.nn import functional
 
+from harness.evaluate import read_lengths, score_reading
 from harness.schema import explain
+from harness.spec import ModelSpec, RunSpec
 from tasks import BPE, Characters, Lengths, Translate, Words
 from tasks.task import BOS, EOS, FIRST_SYMBOL, IGNORED, PAD, SEP
 from tasks.translate import spelled
@@ -147,3 +150,16 @@ def test_what_cannot_be_translated_is_refused() -> None:
 @pytest.mark.parametrize(("number", "language", "words"), [(42, "en", "forty two"), (42, "de", "zweiundvierzig")])
 def test_numbers_in_words(number: int, language: str, words: str) -> None:
     assert spelled(number, language) == words  # type: ignore[arg-type]
+
+
+def test_an_answer_that_the_vocabulary_lacks_is_never_right() -> None:
+    task = Translate(lengths=Lengths(train=(4, 4), test=()), tokenisation=Words())
+    spec = RunSpec(model=ModelSpec(d_model=8, num_heads=1, num_layers=1), task=task)
+    batch = spec.batch("eval", 0, 64, 4, torch.device("cpu"))
+    lacking = (batch.targets == task.unknown).any(dim=1)
+    assert 0 < int(lacking.sum()) < 64
+    perfect = functional.one_hot(batch.targets.clamp(min=0), task.vocab_size).float()
+    (reading,) = read_lengths(lambda *_: perfect, spec, [4], stream="eval", samples=64).values()
+    assert reading is not None
+    assert score_reading(reading)["exact_match"] == 1 - lacking.double().mean().item()
+    assert Translate().unknown is None
