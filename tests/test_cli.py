@@ -362,8 +362,10 @@ def test_a_report_is_published_into_the_reference_folder(study: Path, call: Call
     code, out, _ = call("report", "mine", "--publish", "--results", study / "results")
     assert code == 0
     published = study / "results/reference/mine"
-    assert out.split() == [str(published / "report.html"), str(published / "report.md")]
-    assert {"report.html", "report.md", "provenance.json", "runs.csv"} <= {p.name for p in published.iterdir()}
+    assert out.split() == [str(published / "report.md")]
+    assert {"report.md", "provenance.json", "runs.csv"} <= {p.name for p in published.iterdir()}
+    code, out, _ = call("list", "answers", "--json", "--results", study / "results")
+    assert [answer["study"] for answer in json.loads(out)["answers"]] == ["mine"]
 
 
 @pytest.mark.filterwarnings("ignore")  # importing mlflow gives some

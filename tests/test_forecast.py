@@ -59,6 +59,13 @@ def test_every_step_of_a_short_run_is_read() -> None:
     assert training_cost(spec)[0] == sum(inputs.numel() for inputs in sizes)
 
 
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Path:
+    """A folder without neighbours: pytest's own lie beside the records of other tests."""
+    (tmp_path / "results").mkdir()
+    return tmp_path / "results"
+
+
 def test_without_records_the_time_is_unknown(tmp_path: Path) -> None:
     expected = forecast(planned(), tmp_path / "none")
     assert expected.left == 4

@@ -174,7 +174,8 @@ def _task_note(document: dict[str, Any]) -> str:
 def _differences_table(document: dict[str, Any]) -> Table:
     """A row a variant: what it is on the axes that vary."""
     spec = document["spec"]
-    base = flatten({"model": spec["model"], "train": spec["train"], "task": spec["tasks"][document["tasks"][0]]})
+    first = spec["tasks"].get(document["tasks"][0], {})
+    base = flatten({"model": spec["model"], "train": spec["train"], "task": first})
     on_axes = {field: value for field, value in base.items() if is_within(field, document["axes"])}
     rows = []
     for name in variants_of(document):
