@@ -48,7 +48,7 @@ def _measured(folder: Path) -> str:
     bad = [f"{outcomes[status]} {STATUSES[status]}" for status in FAILURES if status in outcomes]
     if bad:
         parts.append(f"of {sum(outcomes.values())} runs {listed(bad)}")
-    return f"Against {facts['baseline']}, {facts['scored']}. {_capital('; '.join(parts))}."
+    return f"Against {quoted(facts['baseline'])}, {facts['scored']}. {_capital('; '.join(parts))}."
 
 
 def _provenance(folder: Path) -> dict[str, Any]:
