@@ -125,9 +125,9 @@ def outcomes(data: "StudyData") -> pd.DataFrame:
 
 def _outcomes(found: Findings) -> pd.DataFrame:
     """The outcomes of a study about stability; no rows for another."""
-    document, table = found.document, outcomes(found.data)
+    document = found.document
     unclipped = all(field_of(document, name, CLIP) is None for name in variants_of(document))
-    return table if unclipped or swept(document) else table.iloc[:0]
+    return outcomes(found.data) if unclipped or swept(document) else pd.DataFrame(columns=[*RUN, *COLUMNS])
 
 
 def pictures(found: Findings) -> Iterator[Picture]:
