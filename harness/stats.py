@@ -252,6 +252,8 @@ def _pair(
     variants, tasks, grid = _grid(scores)
     first = _index(variants, str(baseline), "baseline")
     others = {name: _index(variants, other, f"against.{name}") for name, other in (against or {}).items()}
+    for name in others:
+        _index(variants, name, "against")
     has_ends = not bool(((grid < 0) | (grid > 1)).any())
 
     arms = []

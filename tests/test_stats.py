@@ -422,6 +422,9 @@ def test_a_comparison_with_another_than_the_baseline_is_the_one_that_has_it_as_b
 def test_a_ladder_compares_each_rung_with_the_one_below():
     table = compare(study({"a": noisy(0, 0.1), "b": noisy(1, 0.4), "c": noisy(2, 0.7)}), "a", 0.1, against={"c": "b"})
     assert table["difference"].round(1).tolist() == [0.3, 0.3]
+    for wrong in ({"d": "a"}, {"c": "d"}):
+        with pytest.raises(UserError, match=r"against.*no score belongs to a variant 'd'"):
+            compare(study({"a": [0.1], "b": [0.2], "c": [0.3]}), "a", 0.1, against=wrong)
     assert ceilings(study({"a": [0.5] * 9, "b": [1.0] * 9, "c": [1.0] * 9}), "a", 0.1, against={"c": "b"})[
         "variant"
     ].tolist() == ["c"]

@@ -50,11 +50,11 @@ def decimal(value: Any, digits: int = 3, *, signed: bool = False) -> str:
     return text.replace("-", MINUS)
 
 
-def interval(low: Any, high: Any, digits: int = 3) -> str:
-    """`[+0.102, +0.310]`; a dash where there is none."""
+def interval(low: Any, high: Any, digits: int = 3, *, signed: bool = True) -> str:
+    """`[+0.102, +0.310]`, of a difference; a dash where there is none."""
     if not (is_known(low) and is_known(high)):
         return ABSENT
-    return f"[{decimal(low, digits, signed=True)}, {decimal(high, digits, signed=True)}]"
+    return f"[{decimal(low, digits, signed=signed)}, {decimal(high, digits, signed=signed)}]"
 
 
 def probability(value: Any) -> str:

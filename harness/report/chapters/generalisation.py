@@ -132,7 +132,8 @@ def _table(found: Findings, runs: pd.DataFrame, task: str) -> Table:
 
 def _summary(runs: pd.DataFrame, name: str) -> list[Cell]:
     mean, low, high = summary_interval(runs[name])
-    return [Cell(decimal(mean, signed=name == GAP)), *[Cell(interval(low, high))] * (name in WITH_INTERVAL)]
+    signed = name == GAP
+    return [Cell(decimal(mean, signed=signed)), *[Cell(interval(low, high, signed=signed))] * (name in WITH_INTERVAL)]
 
 
 CHAPTER = Chapter("generalisation", "Generalisation and calibration", pictures, blocks)

@@ -17,7 +17,7 @@ from harness.report.figures import Picture, mean_and_interval, rows_figure
 from harness.report.inside import Maps, file_name, read_maps
 from harness.report.look import MUTED, PAGE, legend, safe, styles
 from harness.report.tables import Findings, records, variants_of
-from harness.report.wording import ABSENT, decimal, is_known
+from harness.report.wording import decimal, interval
 from harness.schema import is_within
 from harness.stats import summary_interval
 
@@ -263,7 +263,7 @@ def _table(found: Findings, task: str, heads: pd.DataFrame) -> Table:
         spread, low, high = _seed_summary(own).iloc[0]
         strongest = own[list(ROLES)].max(axis=1).groupby(own["seed"]).mean()
         best = seeds[list(ROLES)].max().mean()
-        between = f"[{decimal(low, 2)}, {decimal(high, 2)}]" if is_known(low) else ABSENT
+        between = interval(low, high, 2, signed=False)
         cells = [name, str(len(seeds)), decimal(spread, 2), between, decimal(strongest.mean(), 2)]
         rows.append([Cell(cell) for cell in (*cells, *(decimal(best[role], 2) for role in ROLES))])
     return Table([f"on {task}", "seeds", SPREAD, "95 % interval", "strongest role", *ROLES], rows)

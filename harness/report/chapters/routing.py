@@ -15,7 +15,7 @@ from harness.report.chapters.chapter import Chapter
 from harness.report.figures import SEED_WIDTH, Look, Picture, binned, curves_panel, label_left
 from harness.report.look import MUTED, PAGE, key, legend, panels, safe, styles
 from harness.report.tables import RUN, Findings, records, variants_of
-from harness.report.wording import ABSENT, decimal, is_known, metric_name, whole
+from harness.report.wording import ABSENT, decimal, interval, is_known, metric_name, whole
 from harness.schema import flatten
 from harness.stats import summary_interval
 
@@ -165,7 +165,7 @@ def _summary(own: pd.DataFrame, metric: str, scale: float = 1.0) -> str:
     if metric not in own:
         return ABSENT
     mean, low, high = summary_interval(own[metric] * scale)
-    return f"{decimal(mean)} [{decimal(low)}, {decimal(high)}]" if is_known(low) else decimal(mean)
+    return f"{decimal(mean)} {interval(low, high, signed=False)}" if is_known(low) else decimal(mean)
 
 
 def _loads(own: pd.DataFrame) -> str:

@@ -21,7 +21,7 @@ from harness.report.chapters.chapter import Chapter
 from harness.report.figures import Picture, label_left, rows_figure
 from harness.report.look import INK, MUTED, Style, key, legend, panels, safe, styles
 from harness.report.tables import RUN, Findings, field_of, gate_passed, records, variants_of
-from harness.report.wording import ABSENT, decimal, listed, plain, span
+from harness.report.wording import ABSENT, decimal, interval, listed, plain, span
 from harness.stats import clopper_pearson
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ def _task_table(found: Findings, own: pd.DataFrame, task: str) -> Table:
                 Cell(name),
                 Cell(str(total)),
                 _share(lost, total, bad=lost > 0),
-                Cell(f"[{decimal(low, 2)}, {decimal(high, 2)}]" if total else ABSENT),
+                Cell(interval(low, high, 2, signed=False) if total else ABSENT),
                 _share(spiked := int((runs["spikes"] > 0).sum()), total, bad=spiked > 0),
                 Cell(plain(float(runs["spikes"].median())) if total else ABSENT),
                 _share(trained := int(runs["trained"].sum()), total, bad=trained < total),
