@@ -83,7 +83,7 @@ def test_active_parameters_come_from_the_counted_costs(tmp_path: Path) -> None:
 
 
 def test_the_number_of_experts_is_the_variants_own() -> None:
-    dense = {"model": {"feedforward": {"kind": "ReLU"}}}
+    dense = {"model": {"feedforward": {"kind": "ReLU"}}, "train": {}}
     document = {"spec": dense, "differences": {"x": DIFFERENCES["four"], "y": {}}}
     assert num_experts(document, "x") == 4
     assert num_experts(document, "y") is None

@@ -24,8 +24,11 @@ class PublishedAnswer:
 
 def answers(reference: Path) -> list[PublishedAnswer]:
     """One for every folder in `reference` that holds a published report, in the order of the alphabet."""
-    folders = sorted(path.parent for path in reference.glob("*/provenance.json"))
-    return [PublishedAnswer(f.name, str(_provenance(f)["question"]), _measured(f), f.as_posix()) for f in folders]
+    return [_answer(path.parent, json.loads(path.read_text())) for path in sorted(reference.glob("*/provenance.json"))]
+
+
+def _answer(folder: Path, facts: dict[str, Any]) -> PublishedAnswer:
+    return PublishedAnswer(folder.name, str(facts["question"]), _measured(folder, facts), folder.as_posix())
 
 
 def as_markdown(found: list[PublishedAnswer]) -> str:
@@ -34,10 +37,9 @@ def as_markdown(found: list[PublishedAnswer]) -> str:
     return "\n".join(["| question | measured answer |", "|---|---|", *rows])
 
 
-def _measured(folder: Path) -> str:
+def _measured(folder: Path, facts: dict[str, Any]) -> str:
     """Every comparison by its verdict, with the difference; what is tied in most pairs, and runs without a model."""
     verdicts = pd.read_csv(folder / "tables" / "verdicts.csv", dtype={"variant": str, "task": str, "reference": str})
-    facts = _provenance(folder)
     compared = verdicts[verdicts["variant"] != facts["baseline"]]
     tied = (compared["verdict"] == "undecided") & compared["note"].notna()
     groups = [(verdict, compared[compared["verdict"] == verdict]) for verdict in DECIDED]
@@ -49,11 +51,6 @@ def _measured(folder: Path) -> str:
     if bad:
         parts.append(f"of {sum(outcomes.values())} runs {listed(bad)}")
     return f"Against {quoted(facts['baseline'])}, {facts['scored']}. {_capital('; '.join(parts))}."
-
-
-def _provenance(folder: Path) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((folder / "provenance.json").read_text())
-    return facts
 
 
 def _variants(group: pd.DataFrame, facts: dict[str, Any]) -> str:

@@ -14,9 +14,8 @@ from harness.report.blocks import Block, Cell, Table, Text
 from harness.report.chapters.chapter import Chapter
 from harness.report.figures import SEED_WIDTH, Look, Picture, binned, curves_panel, label_left
 from harness.report.look import MUTED, PAGE, key, legend, panels, safe, styles
-from harness.report.tables import RUN, Findings, records, variants_of
+from harness.report.tables import RUN, Findings, field_of, records, variants_of
 from harness.report.wording import ABSENT, decimal, interval, is_known, metric_name, whole
-from harness.schema import flatten
 from harness.stats import summary_interval
 
 PREFIX = "router/"
@@ -156,8 +155,8 @@ def _table(found: Findings, task: str, end: pd.DataFrame) -> Table:
 
 def num_experts(document: dict[str, Any], variant: str) -> int | None:
     """How many experts a variant's mixtures have, where the plan says."""
-    fields = flatten({"model": document["spec"]["model"]}) | document["differences"].get(variant, {})
-    return int(fields[EXPERTS]) if EXPERTS in fields else None
+    experts = field_of(document, variant, EXPERTS)
+    return None if experts is None else int(experts)
 
 
 def _summary(own: pd.DataFrame, metric: str, scale: float = 1.0) -> str:
