@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 
 from harness.record import RunRecord, Score
+from harness.report.blocks import Block
+from harness.report.chapters.chapter import Chapter
+from harness.report.figures import Picture
+from harness.report.look import drawing
 from harness.report.tables import Findings, findings
 from harness.results import load_study
 
@@ -80,3 +84,16 @@ def _write_run(folder: Path, points: list[dict[str, float]], maps: Any, score: f
         final={"eval/in_distribution": 1.0},
         ledger={"parameters": 1234},
     ).write(folder / "record.json")
+
+
+def pictures(chapter: Chapter, found: Findings) -> list[Picture]:
+    """What a chapter draws of a study; nothing where it finds nothing."""
+    table = chapter.read(found)
+    with drawing():
+        return [] if table.empty else list(chapter.pictures(found, table))
+
+
+def blocks(chapter: Chapter, found: Findings) -> list[Block]:
+    """What a chapter says of a study; nothing where it finds nothing."""
+    table = chapter.read(found)
+    return [] if table.empty else list(chapter.blocks(found, table))

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hand_made import study
+from hand_made import blocks, pictures, study
 from small_study import plan, small
 
 import harness.study
@@ -14,7 +14,7 @@ from harness.components.feedforward import MoE, ReLU
 from harness.components.position import Learned, NoPE
 from harness.cost import LENGTHS
 from harness.report.blocks import Table
-from harness.report.chapters.costs import blocks, pictures
+from harness.report.chapters.costs import CHAPTER
 from harness.results import load_study
 from harness.spec import ModelSpec
 from harness.study import Plan, write_plan
@@ -133,7 +133,7 @@ def made(folder: Path, costs: str = COSTS, **changes: Any) -> Any:
 
 def rows(found: Any) -> dict[tuple[str, str], dict[str, str]]:
     """The table's rows by variant and length."""
-    table, _ = blocks(found)
+    table, _ = blocks(CHAPTER, found)
     assert isinstance(table, Table)
     made = [dict(zip(table.columns, (cell.text for cell in row), strict=True)) for row in table.rows]
     return {(row["variant"], row["tokens"]): row for row in made}
@@ -149,7 +149,7 @@ def test_the_table_has_ratios_to_what_each_variant_is_compared_with(tmp_path: Pa
 
 
 def test_the_caption_names_lines_that_coincide_and_costs_of_zero(tmp_path: Path) -> None:
-    (picture,) = pictures(made(tmp_path))
+    (picture,) = pictures(CHAPTER, made(tmp_path))
     assert "One line in score matrices: none and NA." in picture.caption
     assert "Zero in score matrices, and so not drawn: linear." in picture.caption
     assert [ax.get_xscale() for ax in picture.figure.axes] == ["log"] * 3
@@ -157,12 +157,12 @@ def test_the_caption_names_lines_that_coincide_and_costs_of_zero(tmp_path: Path)
 
 def test_without_counted_costs_there_is_no_such_chapter(tmp_path: Path) -> None:
     found = study(tmp_path, ("a", "b"), axes=("model.attention",), seeds=1)
-    assert not blocks(found)
-    assert not list(pictures(found))
+    assert not blocks(CHAPTER, found)
+    assert not pictures(CHAPTER, found)
 
 
 def test_models_that_take_short_sequences_only_have_a_figure_and_no_table(tmp_path: Path) -> None:
     short = "\n".join([COSTS.splitlines()[0], "none,256,5,5,2.0,10,4", "NA,256,5,5,2.0,10,4"])
     found = made(tmp_path, short)
-    assert len(list(pictures(found))) == 1
-    assert [block.kind for block in blocks(found)] == ["text"]
+    assert len(pictures(CHAPTER, found)) == 1
+    assert [block.kind for block in blocks(CHAPTER, found)] == ["text"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from hand_made import blocks, pictures
 from small_study import plan, small
 
 from harness.evaluate import METRICS
@@ -15,7 +16,6 @@ from harness.record import RunRecord, Score
 from harness.report import write_report
 from harness.report.blocks import Items, Table
 from harness.report.chapters.generalisation import CHAPTER
-from harness.report.look import drawing
 from harness.report.tables import Findings, findings
 from harness.results import load_study
 from harness.spec import Finite, TrainSpec
@@ -67,12 +67,7 @@ def studied(folder: Path, ablation: Ablation, final: Final, status: Callable[[in
 
 
 def tables(found: Findings) -> list[Table]:
-    return [block for block in CHAPTER.blocks(found) if isinstance(block, Table)]
-
-
-def pictures(found: Findings) -> list[str]:
-    with drawing():
-        return [picture.name for picture in CHAPTER.pictures(found)]
+    return [block for block in blocks(CHAPTER, found) if isinstance(block, Table)]
 
 
 FINITE: dict[str, Any] = {"train": TRAIN.replace("sampling", Finite())}
@@ -100,12 +95,12 @@ def test_it_stands_where_the_study_calls_for_it(
     changes: dict[str, Any], final: Final, shown: list[str], tmp_path: Path
 ) -> None:
     found = findings(studied(tmp_path, small(**changes), final))
-    assert pictures(found) == shown
-    blocks = CHAPTER.blocks(found)
-    assert len(blocks) == (3 if shown else 0)  # a table for each of two tasks, and the terms
+    assert [picture.name for picture in pictures(CHAPTER, found)] == shown
+    said = blocks(CHAPTER, found)
+    assert len(said) == (3 if shown else 0)  # a table for each of two tasks, and the terms
     if shown:
-        assert isinstance(blocks[-1], Items)
-        assert len(blocks[-1].items) == len(shown)
+        assert isinstance(said[-1], Items)
+        assert len(said[-1].items) == len(shown)
 
 
 def test_the_table_has_the_means_of_the_runs_and_their_intervals(tmp_path: Path) -> None:
@@ -145,7 +140,7 @@ def test_a_variant_that_diverged_everywhere_has_dashes(tmp_path: Path) -> None:
     study = studied(tmp_path, ablation, answers, lambda i: "diverged" if cells[i].variant == "smoothed" else "finished")
     found = findings(study)
     assert {cell.text for cell in tables(found)[0].rows[1][2:]} == {"–"}
-    assert pictures(found) == [CALIBRATION]
+    assert [picture.name for picture in pictures(CHAPTER, found)] == [CALIBRATION]
 
 
 def test_the_report_has_the_chapter_with_its_figures(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hand_made import nothing, study
+from hand_made import blocks, nothing, pictures, study
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.report.blocks import Table
-from harness.report.chapters.heads import AXES, ROLES, SPREAD, blocks, head_scores, pictures, role_keys
+from harness.report.chapters.heads import AXES, CHAPTER, ROLES, SPREAD, head_scores, role_keys
 from harness.report.inside import Maps
 
 LABELS = ["BOS", "a", "b", "c", "d", "SEP", "a", "b", "c", "d"]  # the probe of Copy
@@ -125,7 +125,7 @@ def attending(variant: str, task: str, seed: int) -> Any:
 
 
 def test_the_table_names_spread_and_the_strongest_head_of_each_role(tmp_path: Path) -> None:
-    table, *_ = blocks(study(tmp_path, ("a", "b"), axes=("model.num_heads",), maps=attending))
+    table, *_ = blocks(CHAPTER, study(tmp_path, ("a", "b"), axes=("model.num_heads",), maps=attending))
     assert isinstance(table, Table)
     first, second = [dict(zip(table.columns, (cell.text for cell in row), strict=True)) for row in table.rows]
     assert (first[SPREAD], first["95 % interval"]) == ("0.25", "[0.25, 0.25]")  # one head of four is uniform
@@ -141,26 +141,26 @@ def test_the_table_names_spread_and_the_strongest_head_of_each_role(tmp_path: Pa
 
 def test_pictures_are_one_of_spread_and_one_a_task(tmp_path: Path) -> None:
     found = study(tmp_path, ("a", "b"), axes=("model.scale.factor",), tasks=("copy", "sort it"), maps=attending)
-    assert [picture.name for picture in pictures(found)] == ["heads_spread", "heads_copy", "heads_sort-it"]
+    assert [picture.name for picture in pictures(CHAPTER, found)] == ["heads_spread", "heads_copy", "heads_sort-it"]
 
 
 @pytest.mark.parametrize("axis", AXES)
 def test_each_axis_that_shapes_heads_calls_for_the_chapter(axis: str, tmp_path: Path) -> None:
-    assert blocks(study(tmp_path, ("a",), axes=(axis,), seeds=1, maps=attending))
+    assert blocks(CHAPTER, study(tmp_path, ("a",), axes=(axis,), seeds=1, maps=attending))
 
 
 def test_other_studies_and_those_without_maps_have_no_such_chapter(tmp_path: Path) -> None:
     for folder, axis, kept in (("a", "model.position", attending), ("b", "model.scale", nothing)):
         found = study(tmp_path / folder, ("a", "b"), axes=(axis,), maps=kept)
-        assert not blocks(found)
-        assert not list(pictures(found))
+        assert not blocks(CHAPTER, found)
+        assert not pictures(CHAPTER, found)
 
 
 def test_a_torn_file_is_left_out(tmp_path: Path) -> None:
     found = study(tmp_path, ("a", "b"), axes=("model.scale",), seeds=1, maps=attending)
     path = found.data.attention["path"].iloc[1]
     path.write_bytes(path.read_bytes()[:50])
-    table, *_ = blocks(found)
+    table, *_ = blocks(CHAPTER, found)
     assert isinstance(table, Table)
     assert [row[0].text for row in table.rows] == ["a"]
 
@@ -168,6 +168,6 @@ def test_a_torn_file_is_left_out(tmp_path: Path) -> None:
 def test_a_model_of_many_heads_is_drawn_a_column_a_layer(tmp_path: Path) -> None:
     many = np.broadcast_to(looking(PLACES["previous"]), (5, 10, T, T))
     found = study(tmp_path, ("a",), axes=("model.init",), seeds=1, maps=lambda *_: (many, LABELS))
-    *_, roles = pictures(found)
+    *_, roles = pictures(CHAPTER, found)
     assert roles.figure.axes[0].images[0].get_array().shape[1] == 5  # type: ignore[union-attr]
     assert "many heads" in roles.caption

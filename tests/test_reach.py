@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hand_made import blocks, pictures
 from small_study import plan, small
 
 import harness.report
@@ -15,8 +16,7 @@ from harness.components.attention import Longformer, MultiHead, SlidingWindow
 from harness.components.feedforward import ReLU
 from harness.record import RunRecord, Score
 from harness.report import write_report
-from harness.report.chapters.reach import blocks, pictures, place, reach_of, retrieved, value_tokens_back
-from harness.report.look import drawing
+from harness.report.chapters.reach import CHAPTER, place, reach_of, retrieved, value_tokens_back
 from harness.report.tables import findings
 from harness.results import StudyData, load_study
 from harness.spec import ModelSpec
@@ -139,7 +139,7 @@ def test_an_encoder_is_a_way_around_the_windows() -> None:
 
 
 def test_the_table_says_what_is_within_reach(tmp_path: Path) -> None:
-    (table,) = blocks(findings(write_study(tmp_path, document())))
+    (table,) = blocks(CHAPTER, findings(write_study(tmp_path, document())))
     assert table.kind == "table"
     assert table.columns == ["variant", "reach", "4 tokens back", "8 tokens back", "16 tokens back"]
     assert [[cell.text for cell in row] for row in table.rows] == [
@@ -152,8 +152,7 @@ def test_the_table_says_what_is_within_reach(tmp_path: Path) -> None:
 
 def test_the_figure_shows_every_variant_by_distance_and_windows_by_reach(tmp_path: Path) -> None:
     found = findings(write_study(tmp_path, document(), score=0.25))
-    with drawing():
-        (picture,) = pictures(found)
+    (picture,) = pictures(CHAPTER, found)
     left, right = picture.figure.axes
     assert len(left.lines) == 4
     curves = [line for line in right.lines if len(np.atleast_1d(line.get_xdata())) == 3]
@@ -181,9 +180,8 @@ def test_it_is_silent_without_a_window_or_a_distance(tmp_path: Path) -> None:
     }
     for name, each in plans.items():
         found = findings(write_study(tmp_path / name, each))
-        with drawing():
-            assert not list(pictures(found))
-        assert not blocks(found)
+        assert not pictures(CHAPTER, found)
+        assert not blocks(CHAPTER, found)
 
 
 def test_it_has_a_section_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hand_made import study
+from hand_made import blocks, pictures, study
 from small_study import LENGTHS, plan, small
 
 from harness.components.feedforward import MoE, ReLU
 from harness.report.blocks import Table
 from harness.report.chapters import costs, heads
-from harness.report.chapters.routing import blocks, ends, num_experts, pictures, router_curves
+from harness.report.chapters.routing import CHAPTER, ends, num_experts, router_curves
 from harness.report.tables import findings
 from harness.results import load_study
 from harness.runner import run
@@ -54,7 +54,7 @@ def made(folder: Path, **changes: Any) -> Any:
 
 def rows(found: Any) -> list[dict[str, str]]:
     """The first table's rows by column."""
-    table, *_ = blocks(found)
+    table, *_ = blocks(CHAPTER, found)
     assert isinstance(table, Table)
     return [dict(zip(table.columns, (cell.text for cell in row), strict=True)) for row in table.rows]
 
@@ -98,7 +98,7 @@ def test_curves_that_were_written_before_loads_were_have_a_dash(tmp_path: Path) 
 
 def test_pictures_are_the_curves_and_the_score_against_imbalance(tmp_path: Path) -> None:
     found = made(tmp_path, tasks=("copy", "sort"), score=lambda variant, task, seed: 0.2 * seed)
-    curves, trade = pictures(found)
+    curves, trade = pictures(CHAPTER, found)
     assert (curves.name, trade.name) == ("routing_curves", "routing_trade")
     assert len(curves.figure.axes) == 4  # two tasks by two metrics
     dots = trade.figure.axes[0].collections[0].get_offsets().tolist()  # type: ignore[union-attr]
@@ -108,8 +108,8 @@ def test_pictures_are_the_curves_and_the_score_against_imbalance(tmp_path: Path)
 def test_a_study_without_routers_has_no_such_chapter(tmp_path: Path) -> None:
     for folder, curve in (("a", lambda *_: None), ("b", lambda *_: [{"step": 10, "train/loss": 1.0}])):
         found = made(tmp_path / folder, curve=curve)
-        assert not blocks(found)
-        assert not list(pictures(found))
+        assert not blocks(CHAPTER, found)
+        assert not pictures(CHAPTER, found)
 
 
 def test_a_study_that_was_trained_has_all_that_the_chapters_ask_for(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_a_study_that_was_trained_has_all_that_the_chapters_ask_for(tmp_path: Pa
     found = findings(load_study(tmp_path))
     assert [row["on copy"] for row in rows(found)] == ["two", "one"]
     assert all("–" not in value for row in rows(found) for value in row.values())
-    table, *_ = heads.blocks(found)
+    table, *_ = blocks(heads.CHAPTER, found)
     assert isinstance(table, Table)
     assert [row[0].text for row in table.rows] == ["two", "one", "dense"]
     assert len(heads.all_heads(found)) == 2 * (2 + 1 + 2)
-    assert costs.blocks(found)[0].kind == "table"
+    assert blocks(costs.CHAPTER, found)[0].kind == "table"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hand_made import blocks, pictures
 from hypothesis import given
 from hypothesis import strategies as st
 from small_study import plan, small
@@ -17,16 +18,7 @@ from harness.components.norm import PostNorm, PreNorm
 from harness.components.position import NoPE, RoPE
 from harness.record import RunRecord, Score
 from harness.report import write_report
-from harness.report.chapters.stability import (
-    blocks,
-    configurations,
-    largest_rate,
-    outcomes,
-    pictures,
-    spikes,
-    swept,
-)
-from harness.report.look import drawing
+from harness.report.chapters.stability import CHAPTER, configurations, largest_rate, outcomes, spikes, swept
 from harness.report.tables import Findings, findings
 from harness.results import StudyData, load_study
 from harness.stats import clopper_pearson
@@ -186,9 +178,7 @@ def test_runs_without_an_outcome_are_left_out(tmp_path: Path) -> None:
 
 
 def silent(data: StudyData) -> bool:
-    with drawing():
-        drawn = list(pictures(found(data)))
-    return not drawn and not blocks(found(data))
+    return not pictures(CHAPTER, found(data)) and not blocks(CHAPTER, found(data))
 
 
 def test_it_speaks_of_studies_without_clipping(tmp_path: Path) -> None:
@@ -264,7 +254,7 @@ def test_the_largest_stable_rate_holds_for_every_seed(stable: dict[float, list[b
 
 def table_of(data: StudyData, head: str) -> dict[str, dict[str, str]]:
     """A table of the chapter by its first column's head: row -> column -> text."""
-    (table,) = [block for block in blocks(found(data)) if block.kind == "table" and block.columns[0] == head]
+    (table,) = [block for block in blocks(CHAPTER, found(data)) if block.kind == "table" and block.columns[0] == head]
     rows = [[cell.text for cell in row] for row in table.rows]
     return {row[0]: dict(zip(table.columns[1:], row[1:], strict=True)) for row in rows}
 
@@ -288,8 +278,7 @@ def test_the_page_names_the_largest_stable_rate_of_each_configuration(tmp_path: 
     assert rows["norm_placement = PostNorm"] == {
         "stable on copy": "0.001", "learned on copy": "0.001", "rates tried": "0.001, 0.004, 0.016", "seeds a rate": "3"
     }  # fmt: skip
-    with drawing():
-        shares, losses = pictures(found(data))
+    shares, losses = pictures(CHAPTER, found(data))
     assert (shares.name, losses.name) == ("stability_outcomes", "stability_learning_rate")
     (panel,) = losses.figure.axes
     medians = [line.get_ydata() for line in panel.lines if len(np.atleast_1d(line.get_xdata())) == 3]
@@ -298,8 +287,7 @@ def test_the_page_names_the_largest_stable_rate_of_each_configuration(tmp_path: 
 
 def test_every_bar_is_whole(tmp_path: Path) -> None:
     data = write_study(tmp_path / "s", two_norms(("copy", "reverse")))
-    with drawing():
-        (picture,) = pictures(found(data))
+    (picture,) = pictures(CHAPTER, found(data))
     for panel in picture.figure.axes:
         widths: dict[float, list[float]] = {}
         for bar in panel.patches:

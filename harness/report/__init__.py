@@ -24,11 +24,11 @@ from PIL import Image as Raster
 from harness.record import write_atomically
 from harness.report.answer import answer, score_phrase
 from harness.report.blocks import Image, Page
-from harness.report.chapters import CHAPTERS
+from harness.report.chapters import called_for
 from harness.report.figures import Picture, score_pictures
 from harness.report.inside import inside_pictures
 from harness.report.look import drawing
-from harness.report.page import compose
+from harness.report.page import Chapters, compose
 from harness.report.tables import Findings, findings, outcome_counts, runs_table, scores_table
 from harness.report.wording import markdown
 
@@ -51,8 +51,9 @@ def write_report(data: "StudyData", folder: Path, *, publish: bool = False) -> N
         publish: the small form that is committed: no HTML, coarser PNGs and no SVG, but `provenance.json`.
     """
     found = findings(data)
-    images = _draw(found, folder / "figures", publish=publish)
-    page = compose(found, images)
+    chapters = called_for(found)
+    images = _draw(found, chapters, folder / "figures", publish=publish)
+    page = compose(found, chapters, images)
     _write_tables(found, folder)
     write_atomically(folder / "report.md", render(page, "report.md.j2"))
     if publish:
@@ -61,11 +62,11 @@ def write_report(data: "StudyData", folder: Path, *, publish: bool = False) -> N
         write_atomically(folder / "report.html", render(page, "report.html.j2"))
 
 
-def _draw(found: Findings, folder: Path, *, publish: bool) -> dict[str, Image]:
+def _draw(found: Findings, chapters: Chapters, folder: Path, *, publish: bool) -> dict[str, Image]:
     folder.mkdir(parents=True, exist_ok=True)
     with drawing():
-        chapters = (chapter.pictures(found) for chapter in CHAPTERS)
-        pictures = chain(score_pictures(found), *chapters, inside_pictures(found))
+        theirs = (chapter.pictures(found, table) for chapter, table in chapters)
+        pictures = chain(score_pictures(found), *theirs, inside_pictures(found))
         return {picture.name: _save(picture, folder, publish=publish) for picture in pictures}
 
 

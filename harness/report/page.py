@@ -8,7 +8,7 @@ import pandas as pd
 
 from harness.report.answer import lengths_phrase, pending, score_phrase, sentences
 from harness.report.blocks import Block, Cell, Image, Items, Page, Section, Table, Text
-from harness.report.chapters import CHAPTERS
+from harness.report.chapters.chapter import Chapter
 from harness.report.tables import (
     LEDGER,
     Findings,
@@ -40,6 +40,8 @@ from harness.results import IN_DISTRIBUTION, LEARNING_TIME
 from harness.schema import flatten, is_within
 from harness.stats import fewest_seeds
 
+Chapters = list[tuple[Chapter, pd.DataFrame]]
+
 SYMBOLS = {"better": "▲", "worse": "▼", "equivalent": "=", "undecided": "?"}
 LABELS = {
     "parameters": "parameters",
@@ -61,15 +63,15 @@ COSTS: dict[str, Callable[[float], str]] = {
 }
 
 
-def compose(found: Findings, images: dict[str, Image], now: datetime | None = None) -> Page:
-    """The report of a study with the pictures that could be drawn, by name."""
+def compose(found: Findings, chapters: Chapters, images: dict[str, Image], now: datetime | None = None) -> Page:
+    """The report of a study with its chapters and the pictures that could be drawn, by name."""
     document = found.document
     sections = [
         Section("What was compared", _compared(found)),
-        *_chapters(found, images, leads=True),
+        *_chapters(found, chapters, images, leads=True),
         Section("Accuracy by length", _accuracy(found, images)),
         Section("Verdicts", _verdicts(found, images)),
-        *_chapters(found, images, leads=False),
+        *_chapters(found, chapters, images, leads=False),
         Section("Training", _training(found, images)),
         Section("Inside the models", [image for name, image in images.items() if _is_inside(name)]),
         Section("Runs that did not finish", _failures(found)),
@@ -88,10 +90,10 @@ def compose(found: Findings, images: dict[str, Image], now: datetime | None = No
     )
 
 
-def _chapters(found: Findings, images: dict[str, Image], *, leads: bool) -> list[Section]:
+def _chapters(found: Findings, chapters: Chapters, images: dict[str, Image], *, leads: bool) -> list[Section]:
     return [
-        Section(chapter.title, [*_pictures_of(chapter.name, images), *chapter.blocks(found)])
-        for chapter in CHAPTERS
+        Section(chapter.title, [*_pictures_of(chapter.name, images), *chapter.blocks(found, table)])
+        for chapter, table in chapters
         if chapter.leads == leads
     ]
 

@@ -1,7 +1,10 @@
 """Chapters of the report that only some studies call for, a file each; a study gets those that find something."""
 
+import pandas as pd
+
 from harness.report.chapters import costs, generalisation, heads, reach, routing, stability
 from harness.report.chapters.chapter import Chapter
+from harness.report.tables import Findings
 
 CHAPTERS: tuple[Chapter, ...] = (
     stability.CHAPTER,
@@ -11,3 +14,8 @@ CHAPTERS: tuple[Chapter, ...] = (
     routing.CHAPTER,
     heads.CHAPTER,
 )
+
+
+def called_for(found: Findings) -> list[tuple[Chapter, pd.DataFrame]]:
+    """The chapters that a study gets, each with what it read."""
+    return [(chapter, table) for chapter in CHAPTERS if not (table := chapter.read(found)).empty]

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import pandas as pd
+
 from harness.report.blocks import Block
 from harness.report.figures import Picture
 from harness.report.tables import Findings
@@ -10,18 +12,20 @@ from harness.report.tables import Findings
 
 @dataclass(frozen=True)
 class Chapter:
-    """A section that only some studies call for: where it has nothing to say, it yields nothing.
+    """A section that only some studies call for: those in which it finds something.
 
     Attributes:
         name: what its pictures' names begin with.
         title: its heading.
-        pictures: its figures, one after the other, so that each can be saved and let go.
-        blocks: its tables and sentences, which follow the figures.
+        read: the table that it tells of, read once a report; without rows there is no such chapter.
+        pictures: its figures from that table, one after the other, so that each can be saved and let go.
+        blocks: its tables and sentences from it, which follow the figures.
         leads: whether it stands before accuracy.
     """
 
     name: str
     title: str
-    pictures: Callable[[Findings], Iterator[Picture]]
-    blocks: Callable[[Findings], Sequence[Block]]
+    read: Callable[[Findings], pd.DataFrame]
+    pictures: Callable[[Findings, pd.DataFrame], Iterator[Picture]]
+    blocks: Callable[[Findings, pd.DataFrame], Sequence[Block]]
     leads: bool = False

@@ -22,11 +22,13 @@ PANELS = {  # column of costs.csv -> title, unit
 }
 
 
-def pictures(found: Findings) -> Iterator[Picture]:
+def counted(found: Findings) -> pd.DataFrame:
+    """The costs of a study that counted them."""
+    return found.data.costs
+
+
+def pictures(found: Findings, costs: pd.DataFrame) -> Iterator[Picture]:
     """The three costs against length, a line a variant."""
-    costs = found.data.costs
-    if costs.empty:
-        return
     look = styles(variants_of(found.document), found.document["baseline"])
     look = {name: style for name, style in look.items() if name in set(costs["variant"])}
     figure = Figure(figsize=(PAGE, 2.7 + 0.11 * len(look)), layout="constrained")
@@ -74,11 +76,9 @@ def _caption(costs: pd.DataFrame, look: Look) -> str:
     return " ".join(parts)
 
 
-def blocks(found: Findings) -> Sequence[Block]:
+def blocks(found: Findings, costs: pd.DataFrame) -> Sequence[Block]:
     """The costs at two lengths, beside those of what each variant is compared with."""
-    costs, document = found.data.costs, found.document
-    if costs.empty:
-        return []
+    document = found.document
     at = {(row["variant"], row["tokens"]): row for row in records(costs)}
     rows = []
     for name in variants_of(document):
@@ -87,8 +87,8 @@ def blocks(found: Findings) -> Sequence[Block]:
             if own is not None:
                 base = None if name == document["baseline"] else at.get((reference_of(document, name), tokens))
                 sizes = [whole(own[column]) for column in ("parameters", "active_parameters")]
-                counted = (_cost(own, base, column) for column in PANELS)
-                rows.append([Cell(cell) for cell in (versus(document, name), whole(tokens), *sizes, *counted)])
+                costly = (_cost(own, base, column) for column in PANELS)
+                rows.append([Cell(cell) for cell in (versus(document, name), whole(tokens), *sizes, *costly)])
     precision = "bf16" if document["device"] == "cuda" else "fp32"
     caption = (
         "×: how many times the cost of the baseline, or of what is named in brackets. Score matrices of full attention "
@@ -109,4 +109,4 @@ def _cost(own: dict[str, float], base: dict[str, float] | None, column: str) -> 
     return f"{amount} (× {own[column] / base[column]:.3g})" if base is not None and base[column] else amount
 
 
-CHAPTER = Chapter("costs", "Cost by length", pictures, blocks)
+CHAPTER = Chapter("costs", "Cost by length", counted, pictures, blocks)

@@ -48,31 +48,25 @@ BASIS = (
 )
 
 
-def pictures(found: Findings) -> Iterator[Picture]:
+def pictures(found: Findings, runs: pd.DataFrame) -> Iterator[Picture]:
     """The generalisation gap, where there are training samples to compare with, and the calibration error."""
-    runs = _measured(found)
     if runs[GAP].notna().any():
         label = "exact match: training samples − fresh"
         caption = "How much better models answer their training samples than fresh sequences of the same lengths."
         yield Picture("generalisation_gap", "Generalisation gap", _caption(caption), _rows(found, runs, GAP, label))
-    if not runs.empty:
-        label = "expected calibration error"
-        caption = "How far confidence is from accuracy, on the answers to fresh sequences of the training lengths."
-        figure = _rows(found, runs, CALIBRATION, label)
-        yield Picture("generalisation_calibration", "Calibration error", _caption(caption), figure)
+    caption = "How far confidence is from accuracy, on the answers to fresh sequences of the training lengths."
+    figure = _rows(found, runs, CALIBRATION, "expected calibration error")
+    yield Picture("generalisation_calibration", "Calibration error", _caption(caption), figure)
 
 
-def blocks(found: Findings) -> Sequence[Block]:
+def blocks(found: Findings, runs: pd.DataFrame) -> Sequence[Block]:
     """A table a task, and what the terms mean."""
-    runs = _measured(found)
-    if runs.empty:
-        return []
     tables = [_table(found, runs, task) for task in found.document["tasks"] if task in set(runs["task"])]
     terms = [TERMS_OF_GAP] if runs[GAP].notna().any() else []
     return [*tables, Items([*terms, TERMS_OF_CALIBRATION])]
 
 
-def _measured(found: Findings) -> pd.DataFrame:
+def measured(found: Findings) -> pd.DataFrame:
     """The runs that measured it, with their gap; none where the study is about neither finite data nor confidence."""
     runs = found.data.runs.reindex(columns=[*RUN, *COLUMNS]).astype(dict.fromkeys(COLUMNS, "float64"))
     runs = runs.assign(**{GAP: runs[SEEN] - runs[IN_DISTRIBUTION]}).dropna(subset=[CALIBRATION])
@@ -124,9 +118,9 @@ def _table(found: Findings, runs: pd.DataFrame, task: str) -> Table:
     heads = [[COLUMNS[name], "95 % interval"] if name in WITH_INTERVAL else [COLUMNS[name]] for name in shown]
     rows = []
     for variant in variants_of(found.document):
-        measured = own[own["variant"] == variant]
-        cells = [cell for name in shown for cell in _summary(measured, name)]
-        rows.append([Cell(variant), Cell(str(len(measured))), *cells])
+        runs = own[own["variant"] == variant]
+        cells = [cell for name in shown for cell in _summary(runs, name)]
+        rows.append([Cell(variant), Cell(str(len(runs))), *cells])
     return Table([f"on {task}", "seeds", *chain.from_iterable(heads)], rows, BASIS)
 
 
@@ -136,4 +130,4 @@ def _summary(runs: pd.DataFrame, name: str) -> list[Cell]:
     return [Cell(decimal(mean, signed=signed)), *[Cell(interval(low, high, signed=signed))] * (name in WITH_INTERVAL)]
 
 
-CHAPTER = Chapter("generalisation", "Generalisation and calibration", pictures, blocks)
+CHAPTER = Chapter("generalisation", "Generalisation and calibration", measured, pictures, blocks)

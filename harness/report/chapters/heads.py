@@ -141,11 +141,8 @@ def all_heads(found: Findings) -> pd.DataFrame:
     return pd.concat(rows, ignore_index=True).dropna(subset=[SPREAD]) if rows else pd.DataFrame(columns=columns)
 
 
-def pictures(found: Findings) -> Iterator[Picture]:
+def pictures(found: Findings, heads: pd.DataFrame) -> Iterator[Picture]:
     """Every head's spread; then a map of roles a task."""
-    heads = all_heads(found)
-    if heads.empty:
-        return
     yield _spread_picture(found, heads)
     for task in found.document["tasks"]:
         own = heads[heads["task"] == task]
@@ -243,11 +240,8 @@ def _label_heads(ax: Any, table: pd.DataFrame) -> None:
         ax.axvline(start - 0.5, color="white", lw=2)
 
 
-def blocks(found: Findings) -> Sequence[Block]:
+def blocks(found: Findings, heads: pd.DataFrame) -> Sequence[Block]:
     """A table a task, and what its words mean."""
-    heads = all_heads(found)
-    if heads.empty:
-        return []
     tables = [_table(found, task, heads[heads["task"] == task]) for task in found.document["tasks"]]
     meanings = [f"{role}: {what}" for role, what in ROLES.items() if heads[role].notna().any()]
     return [*(table for table in tables if table.rows), Text(MEANING), Items(meanings)]
@@ -269,4 +263,4 @@ def _table(found: Findings, task: str, heads: pd.DataFrame) -> Table:
     return Table([f"on {task}", "seeds", SPREAD, "95 % interval", "strongest role", *ROLES], rows)
 
 
-CHAPTER = Chapter("heads", "Heads", pictures, blocks)
+CHAPTER = Chapter("heads", "Heads", all_heads, pictures, blocks)

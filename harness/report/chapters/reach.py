@@ -70,7 +70,8 @@ def retrieved(found: Findings) -> pd.DataFrame:
         if distance and not far.empty:
             tokens, reach = value_tokens_back(distance), reach_of(document, str(variant))
             rows.append((variant, task, seed, tokens, reach, far["value"].astype("float64").mean()))
-    return pd.DataFrame(rows, columns=COLUMNS).astype({"reach": "float64", "score": "float64"})
+    table = pd.DataFrame(rows, columns=COLUMNS).astype({"reach": "float64", "score": "float64"})
+    return table.dropna(subset="score")
 
 
 def _distance(document: dict[str, Any], variant: str, task: dict[str, Any]) -> int | None:
@@ -81,11 +82,8 @@ def _distance(document: dict[str, Any], variant: str, task: dict[str, Any]) -> i
     return distance if kind == "Retrieval" and isinstance(distance, int) else None
 
 
-def pictures(found: Findings) -> Iterator[Picture]:
+def pictures(found: Findings, table: pd.DataFrame) -> Iterator[Picture]:
     """The score against the distance in tokens, and for windows alone against the distance in reaches."""
-    table = retrieved(found).dropna(subset="score")
-    if table.empty:
-        return
     document = found.document
     look = styles(variants_of(document), document["baseline"])
     look = {name: shape for name, shape in look.items() if name in set(table["variant"])}
@@ -148,11 +146,8 @@ def _caption(found: Findings) -> str:
     )
 
 
-def blocks(found: Findings) -> list[Block]:
+def blocks(found: Findings, table: pd.DataFrame) -> list[Block]:
     """A row a variant, a column a distance: the mean score, and whether the value was in reach."""
-    table = retrieved(found)
-    if table.empty:
-        return []
     distances = sorted(set(table["tokens"]))
     means = table.groupby(["variant", "tokens"])["score"].mean()
     rows = []
@@ -176,4 +171,4 @@ def _cell(mean: float | None, tokens: int, reach: int | None) -> Cell:
     return Cell(f"{decimal(mean)}, {where}".removesuffix(", "), "marked" if where == "outside" else "")
 
 
-CHAPTER = Chapter("reach", "Reach of the windows", pictures, blocks)
+CHAPTER = Chapter("reach", "Reach of the windows", retrieved, pictures, blocks)

@@ -46,11 +46,8 @@ def ends(curves: pd.DataFrame) -> pd.DataFrame:
     return late.pivot_table(index=RUN, columns="metric", values="value", aggfunc="mean").reset_index()
 
 
-def pictures(found: Findings) -> Iterator[Picture]:
+def pictures(found: Findings, curves: pd.DataFrame) -> Iterator[Picture]:
     """Imbalance and entropy against step; then the score against imbalance."""
-    curves = router_curves(found)
-    if curves.empty:
-        return
     look = styles(variants_of(found.document), found.document["baseline"])
     look = {name: style for name, style in look.items() if name in set(curves["variant"])}
     yield _curves_picture(found, curves, look)
@@ -113,11 +110,8 @@ def _dot(name: str, look: Look) -> Line2D:
     return Line2D([], [], lw=0, marker=look[name].marker, markersize=5, color=look[name].colour, label=safe(name))
 
 
-def blocks(found: Findings) -> Sequence[Block]:
+def blocks(found: Findings, curves: pd.DataFrame) -> Sequence[Block]:
     """A table a task: where the routers ended."""
-    curves = router_curves(found)
-    if curves.empty:
-        return []
     end = ends(curves)
     tables = [_table(found, task, end[end["task"] == task]) for task in found.document["tasks"]]
     return [*(table for table in tables if table.rows), Text(MEANING)]
@@ -173,4 +167,4 @@ def _loads(own: pd.DataFrame) -> str:
     return f"{decimal(own['router/load_min'].mean(), 2)}, {decimal(own['router/load_max'].mean(), 2)}"
 
 
-CHAPTER = Chapter("routing", "Routing", pictures, blocks)
+CHAPTER = Chapter("routing", "Routing", router_curves, pictures, blocks)

@@ -123,18 +123,15 @@ def outcomes(data: "StudyData") -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*RUN, *COLUMNS])
 
 
-def _outcomes(found: Findings) -> pd.DataFrame:
+def relevant_outcomes(found: Findings) -> pd.DataFrame:
     """The outcomes of a study about stability; no rows for another."""
     document = found.document
     unclipped = all(field_of(document, name, CLIP) is None for name in variants_of(document))
     return outcomes(found.data) if unclipped or swept(document) else pd.DataFrame(columns=[*RUN, *COLUMNS])
 
 
-def pictures(found: Findings) -> Iterator[Picture]:
+def pictures(found: Findings, table: pd.DataFrame) -> Iterator[Picture]:
     """What became of the runs, and the final loss against the learning rate where several were tried."""
-    table = _outcomes(found)
-    if table.empty:
-        return
     yield _shares(found, table)
     if groups := swept(found.document):
         yield _losses(found, table, groups)
@@ -225,11 +222,8 @@ def _loss_keys(table: pd.DataFrame, look: dict[str, Style]) -> list[Line2D | Pat
     return keys
 
 
-def blocks(found: Findings) -> list[Block]:
+def blocks(found: Findings, table: pd.DataFrame) -> list[Block]:
     """What counts as what, a table a task, and the largest stable learning rates."""
-    table = _outcomes(found)
-    if table.empty:
-        return []
     tasks = _tasks(found, table)
     return [
         Items(_definitions(table)),
@@ -329,4 +323,4 @@ def _tasks(found: Findings, table: pd.DataFrame) -> list[str]:
     return [task for task in found.document["tasks"] if task in set(table["task"])]
 
 
-CHAPTER = Chapter("stability", "Stability", pictures, blocks, leads=True)
+CHAPTER = Chapter("stability", "Stability", relevant_outcomes, pictures, blocks, leads=True)
