@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.locks import holder
-from harness.schema import UserError, nearest
+from harness.schema import UserError, nearest, quoted
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -312,7 +312,7 @@ def _show_catalogue(found: dict[str, Any]) -> None:
         out.print(ablation["question"] or f"cannot be loaded: {ablation['error']}")
         for key in ("claims", "axes", "variants", "tasks", "budgets"):
             if ablation[key]:
-                out.print(f"  {key}: {', '.join(ablation[key])}")
+                out.print(f"  {key}: {', '.join(quoted(name) for name in ablation[key])}")
 
 
 def _level_row(level: dict[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
 """What a model costs, counted without training it: parameters, floating-point operations, bytes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
@@ -9,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.components.feedforward import MixtureOfExperts
+from harness.schema import UserError
 from harness.spec import ModelSpec, RunSpec
 from harness.transformer import Block, Transformer
 
@@ -21,6 +23,22 @@ def empty_model(spec: ModelSpec, vocab_size: int) -> Transformer:
     """The model on the meta device: shapes without memory."""
     with torch.device("meta"):
         return Transformer(spec, vocab_size)
+
+
+@contextmanager
+def counting(what: str) -> Iterator[None]:
+    """Names what could not be counted: a user's own level may raise anything, as its runs then would.
+
+    Raises:
+        UserError: what, and what was raised within.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise UserError(f"{what} cannot be built or run, so its cost cannot be counted ({cause}); mend it") from error
 
 
 def parameters(model: nn.Module) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from harness.cost import empty_model, parameters, training_flops
+from harness.cost import counting, empty_model, parameters, training_flops
 from harness.record import RunRecord, read_curves
 from harness.schema import UserError, canonical_json
 from harness.spec import RunSpec
@@ -97,7 +97,8 @@ def _cell(group: list[Cell], folder: Path, records: dict[str, RunRecord], speeds
     spec, steps = group[0].spec, group[0].spec.train.steps
     statuses = Counter(records[cell.fingerprint].status for cell in group if cell.fingerprint in records)
     progress = [_progress(folder / "runs" / cell.fingerprint) for cell in group if cell.fingerprint not in records]
-    tokens, flops = training_cost(spec)
+    with counting(f"{group[0].variant} on {group[0].task}"):
+        tokens, flops = training_cost(spec)
     seconds, basis = speeds.of(spec, flops)
     return CellForecast(
         variant=group[0].variant,

@@ -103,9 +103,12 @@ class Board:
 
     def score(self, fingerprint: str) -> float:
         """The primary score of an ended run, NaN if it has none."""
-        record = RunRecord.read(self.folder / "runs" / fingerprint / "record.json")
         lengths = self.cells[fingerprint].spec.task.lengths
-        return mean_score(record.scores, lengths.test or lengths.training, self.plan.ablation.score)
+        return mean_score(self.record(fingerprint).scores, lengths.test or lengths.training, self.plan.ablation.score)
+
+    def record(self, fingerprint: str) -> RunRecord:
+        """What an ended run left."""
+        return RunRecord.read(self.folder / "runs" / fingerprint / "record.json")
 
     def take(self, event: Event) -> None:
         """Note what has happened."""
@@ -310,7 +313,8 @@ class PlainLines(_Watching):
             cell, row = self.board.cells[event.fingerprint], self.board.row(event.fingerprint)
             left, total = self.board.seconds_left(), str(len(self.board.cells))
             score = "" if math.isnan(row.scores[-1]) else f", score {_decimal(row.scores[-1])}"
-            outcome = f"{_in_words(event.status)}{score}" + (f", {clock(left)} left" if left else "")
+            cause = f" ({why})" if (why := self.board.record(event.fingerprint).cause) else ""
+            outcome = f"{_in_words(event.status)}{cause}{score}" + (f", {clock(left)} left" if left else "")
             count = f"{self.board.ended:{len(total)}}/{total}"
             self.say(f"[{count}] {cell.task} · {cell.variant} · seed {cell.seed}: {outcome}")
 

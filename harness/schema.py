@@ -39,12 +39,17 @@ class Changes:
     what: Literal["parameters", "outputs", "loss", "data", "schedule", "updates", "evaluation", "hardware"]
 
 
+def quoted(name: str) -> str:
+    """A user's name in a sentence: in quotation marks where a comma in it would look like the sentence's own."""
+    return f"“{name}”" if "," in name else name
+
+
 def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
     """The remedy clause for an unknown name: the closest known one, then all of them."""
     close = get_close_matches(name.lower(), [k.lower() for k in known], n=1, cutoff=0.5)
     match = next((k for k in known if close and k.lower() == close[0]), None)
     hint = f"did you mean {match!r}? " if match else ""
-    return f"{hint}known: {', '.join(sorted(known)) or 'none'}"
+    return f"{hint}known: {', '.join(map(quoted, sorted(known))) or 'none'}"
 
 
 class Spec(BaseModel):

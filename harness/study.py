@@ -18,7 +18,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import Field, PlainSerializer, model_validator
 
-from harness.cost import costs_by_length
+from harness.cost import costs_by_length, counting
 from harness.evaluate import GATE
 from harness.machine import commit, environment
 from harness.record import RunRecord, set_aside, write_atomically
@@ -319,11 +319,11 @@ class Plan:
         if not any(is_within(axis, COUNTED) for axis in self.ablation.axes):
             return []
         first = next(iter(self.ablation.tasks))
-        return [
-            {"variant": variant, **row}
-            for variant in self.variants
-            for row in costs_by_length(self._seedless[variant, first])
-        ]
+        rows: list[dict[str, str | float]] = []
+        for variant in self.variants:
+            with counting(variant):
+                rows += [{"variant": variant, **row} for row in costs_by_length(self._seedless[variant, first])]
+        return rows
 
 
 _ABSENT = object()

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.components.position import RoPE, Sinusoidal
+from harness.components.position import Position, PositionEncoding, RoPE, Sinusoidal
+from harness.components.shape import Shape
 from harness.cost import training_flops
 from harness.forecast import forecast, training_cost
 from harness.record import RunRecord, Status
+from harness.schema import UserError
 from harness.spec import ModelSpec, RunSpec
 from harness.study import Ablation, Budget, Cell, Plan, make_plan, write_plan
 from tasks import Copy, Lengths
@@ -134,3 +136,22 @@ def test_stale_and_corrupt_records_are_named_and_left_alone(tmp_path: Path) -> N
         "4 earlier runs no longer fit their spec or result version and would be done again",
     ]
     assert sorted(tmp_path.rglob("*")) == files
+
+
+class Unbuildable(Position):
+    """A user's level with a slip in it."""
+
+    def build(self, shape: Shape) -> PositionEncoding:
+        """Raises."""
+        raise ZeroDivisionError("division by zero")
+
+
+def test_a_level_that_cannot_be_built_is_named(tmp_path: Path) -> None:
+    plan = planned()
+    broken = plan.ablation.model_copy(
+        update={"variants": {"sinusoidal": {}, "mine": {"model.position": Unbuildable()}}}
+    )
+    with pytest.raises(
+        UserError, match=r"mine on copy cannot be built or run.*\(ZeroDivisionError: division by zero\)"
+    ):
+        forecast(make_plan("foretold", broken, budget="quick", seeds=1, device="cpu"), tmp_path)

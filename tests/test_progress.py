@@ -43,6 +43,7 @@ def end(folder: Path, fingerprint: str, score: float, status: str = "finished") 
     scores = (Score(length=4, metric="exact_match", value=score), Score(length=3, metric="exact_match", value=1.0))
     RunRecord.model_validate(
         {"fingerprint": fingerprint, "spec": {}, "status": status, "scores": scores if status == "finished" else ()}
+        | ({} if status == "finished" else {"cause": "it grew"})
     ).write(folder / "runs" / fingerprint / "record.json")
     return Ended(fingerprint, status)  # type: ignore[arg-type]
 
@@ -207,7 +208,7 @@ def test_plain_lines_tell_of_ends_deaths_and_verdicts(tmp_path: Path) -> None:
     lines.event(Died(None, 1, "exited with code 3"))
     said = out.getvalue().splitlines()
     assert said[:2] == ["a notice", "seen: 4 of 4 runs to do (2 variants × 2 tasks × 1 seed, budget quick)"]
-    assert said[2] == "[1/4] copy · original · seed 0: out of memory"
+    assert said[2] == "[1/4] copy · original · seed 0: out of memory (it grew)"
     assert said[3].startswith("[2/4] copy · variant 1 · seed 0: finished, score 0.500")
     assert said[4] == "copy is complete. Against original: variant 1 better."
     assert said[7] == "reverse is complete. Against original: variant 1 better."

@@ -14,10 +14,10 @@ from harness.report.wording import (
     interval,
     listed,
     metric_name,
-    quoted,
     span,
 )
 from harness.results import LEARNING_TIME
+from harness.schema import quoted
 from harness.stats import fewest_seeds
 
 if TYPE_CHECKING:

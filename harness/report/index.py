@@ -9,7 +9,8 @@ import pandas as pd
 
 from harness.report.answer import DECIDED
 from harness.report.tables import records
-from harness.report.wording import FAILURES, STATUSES, decimal, is_known, listed, markdown, quoted
+from harness.report.wording import FAILURES, STATUSES, decimal, is_known, listed, markdown
+from harness.schema import quoted
 
 
 @dataclass(frozen=True)

@@ -126,11 +126,6 @@ def listed(parts: Sequence[str], last: str = "and") -> str:
     return f"{', '.join(parts[:-1])} {last} {parts[-1]}"
 
 
-def quoted(name: str) -> str:
-    """A user's name in a sentence: in quotation marks where a comma in it would look like the sentence's own."""
-    return f"“{name}”" if "," in name else name
-
-
 def counted(number: int, noun: str) -> str:
     """`1 run`, `2 runs`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
