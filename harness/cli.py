@@ -161,6 +161,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     one.add_argument(
         "what", nargs="?", choices=parts, help=f"only {', '.join(parts[:-1])} or {parts[-1]}", metavar="PART"
     )
+    _add_load(one)
     one = command("cost", commands.cost, "Count parameters, operations and bytes of a model without training it.")
     one.add_argument(
         "model", metavar="SPEC_OR_PRESET", help="a preset (`harness list presets`) or a file with a spec as JSON"
@@ -172,6 +173,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     one.add_argument(
         "--number", choices=("fp32", "bf16", "fp16"), default="fp16", help="of scores and caches; default: fp16"
     )
+    _add_load(one)
     one = command("doctor", commands.doctor, "Show what works on this machine and what does not.")
     _add_tracking(one)
     one = command("dashboard", commands.dashboard, "Serve MLflow's pages on the local store, to this machine only.")
@@ -183,6 +185,12 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         if name != "dashboard":
             one.add_argument("--json", action="store_true", help="print one JSON document on stdout and nothing else")
     return parser, made
+
+
+def _add_load(parser: Parser) -> None:
+    parser.add_argument(
+        "--load", type=Path, action="append", default=[], metavar="FILE", help="your own file, with levels or tasks"
+    )
 
 
 def _study_options(parser: Parser) -> None:

@@ -270,6 +270,14 @@ def studies(results: Path) -> list[Path]:
     return sorted(path.parent for path in results.glob("*/study.json"))
 
 
+def _load_files(options: "Namespace") -> None:
+    """Make the levels and tasks of the user's own files known."""
+    from harness.sources import load_source
+
+    for file in options.load:
+        load_source(file)
+
+
 def catalogue(options: "Namespace") -> Answer:
     """What there is: components, tasks, ablations, presets or one of them; or the answers that are published."""
     if options.what == "answers":
@@ -277,6 +285,7 @@ def catalogue(options: "Namespace") -> Answer:
     with importing():
         from harness.catalogue import document
 
+    _load_files(options)
     found = document(options.what)
     return Answer(found, lambda: _show_catalogue(found))
 
@@ -330,6 +339,7 @@ def cost(options: "Namespace") -> Answer:
     with importing():
         from harness.catalogue import cost_document, model_named
 
+    _load_files(options)
     name, spec, vocab_size = model_named(options.model, options.vocab)
     limit = spec.position.limit()
     lengths = options.length or [n for n in (512, 2048, 8192) if limit is None or n <= limit] or [limit]

@@ -4,6 +4,7 @@ The module's name is a function of the file's path alone: every process that loa
 the same `__module__`, and `harness.schema.source_file` finds the file again from it.
 """
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -28,7 +29,7 @@ def load_source(path: str | Path) -> ModuleType:
     as if it were run as a script; they come last on the path, so that none of them hides a package.
 
     Raises:
-        UserError: no such file, or the file raises: where, and what.
+        UserError: no such file, the file raises (where, and what), or a dictionary in it names a key twice.
     """
     file = Path(path).expanduser().resolve()
     text = _read(file)
@@ -37,6 +38,7 @@ def load_source(path: str | Path) -> ModuleType:
     if known is not None and getattr(known, TEXT, text) == text:
         return known
     try:
+        _refuse_repeated_keys(ast.parse(text, str(file)))
         return importlib.import_module(name) if _is_own(file) else _execute(name, file, text)
     except KeyboardInterrupt:
         raise
@@ -67,6 +69,17 @@ def _read(file: Path) -> str:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from error
     except (UnicodeDecodeError, SyntaxError) as error:
         raise UserError(f"{file}: this is not Python source ({error})") from error
+
+
+def _refuse_repeated_keys(tree: ast.Module) -> None:
+    """Python keeps the last of two equal keys: of two variants of one name the first would be gone, and nobody told."""
+    for node in ast.walk(tree):
+        keys = [key for key in node.keys if isinstance(key, ast.Constant)] if isinstance(node, ast.Dict) else []
+        for index, key in enumerate(keys):
+            if key.value in [other.value for other in keys[:index]]:
+                raise UserError(
+                    f"the key {key.value!r} of line {key.lineno} stands twice in one dictionary; rename one"
+                )
 
 
 def _execute(name: str, file: Path, text: str) -> ModuleType:

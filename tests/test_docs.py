@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 
@@ -28,7 +29,33 @@ def test_the_users_own_file_of_the_docs_plans(tmp_path: Path) -> None:
     (tmp_path / "my_ablation.py").write_text(text)
     command = [sys.executable, "-m", "harness", "ablate", "my_ablation.py", "--plan", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["left"] == 12
+    assert json.loads(done.stdout)["left"] == 24
+
+
+def test_the_users_own_level_task_and_ablation_work_in_every_command(tmp_path: Path) -> None:
+    (text,) = blocks("docs/own-component.md")
+    (tmp_path / "my_ablation.py").write_text(text.replace("steps=600", "steps=10"))
+
+    def said(*arguments: str) -> dict[str, Any]:
+        command = [sys.executable, "-m", "harness", *arguments, "--json"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    assert said("ablate", "my_ablation.py", "--seeds", "1")["counts"] == {"finished": 4}
+    assert said("status", "my_ablation.py")["counts"] == {"finished": 4}
+    (tmp_path / "results/my-ablation/report.html").unlink()
+    assert said("report", "my_ablation.py")["files"][0] == "results/my-ablation/report.html"
+    assert "Shift" in (tmp_path / "results/my-ablation/report.html").read_text()
+    kinds = set()
+    for spec in tmp_path.glob("results/my-ablation/runs/*/spec.json"):
+        document = json.loads(spec.read_text())
+        kinds |= {document["model"]["position"]["kind"], document["task"]["kind"]}
+        assert said("cost", str(spec), "--load", "my_ablation.py", "--length", "8")["parameters"] > 0
+    assert kinds == {"Sinusoidal", "Fading", "Copy", "Shift"}
+    assert "Shift" in {task["name"] for task in said("list", "tasks", "--load", "my_ablation.py")["tasks"]}
+    levels = said("list", "components", "--load", "my_ablation.py")["components"]["model.position"]
+    assert "Fading" in {level["name"] for level in levels}
 
 
 def test_links_lead_somewhere() -> None:

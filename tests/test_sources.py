@@ -144,6 +144,18 @@ def test_what_is_no_python_file_is_said_so(tmp_path, name, content, words):
     assert str(file) in str(caught.value)
 
 
+def test_a_key_that_stands_twice_is_refused(write):
+    file = write("""
+        variants = {
+            "a": 1,
+            "b": {"a": 1},
+            "a": 2,
+        }
+    """)
+    with pytest.raises(UserError, match=r"mine\.py: the key 'a' of line 5 stands twice in one dictionary; rename one"):
+        load_source(file)
+
+
 def test_nothing_is_written_beside_the_file(write):
     file = write("x = 1")
     load_source(file)
