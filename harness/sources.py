@@ -78,7 +78,7 @@ def _refuse_repeated_keys(tree: ast.Module) -> None:
         for index, key in enumerate(keys):
             if key.value in [other.value for other in keys[:index]]:
                 raise UserError(
-                    f"the key {key.value!r} of line {key.lineno} stands twice in one dictionary; rename one"
+                    f"the key {key.value!r} of line {key.lineno} stands twice in its dictionary; rename one"
                 )
 
 

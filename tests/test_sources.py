@@ -152,7 +152,7 @@ def test_a_key_that_stands_twice_is_refused(write):
             "a": 2,
         }
     """)
-    with pytest.raises(UserError, match=r"mine\.py: the key 'a' of line 5 stands twice in one dictionary; rename one"):
+    with pytest.raises(UserError, match=r"mine\.py: the key 'a' of line 5 stands twice in its dictionary; rename one"):
         load_source(file)
 
 
