@@ -225,7 +225,7 @@ def model_named(name: str, vocab_size: int | None) -> tuple[str, ModelSpec, int]
             return str(file), run.model, vocab_size or run.task.vocab_size
         return str(file), ModelSpec.parse(document), vocab_size or 32_000
     except UserError as error:
-        raise UserError(f"{file}: {error}") from error
+        raise UserError(f"{file}: {error} (levels and tasks of your own file: --load FILE)") from error
 
 
 def cost_document(name: str, spec: ModelSpec, vocab_size: int, lengths: list[int], number: str) -> dict[str, Any]:

@@ -280,12 +280,12 @@ def _load_files(options: "Namespace") -> None:
 
 def catalogue(options: "Namespace") -> Answer:
     """What there is: components, tasks, ablations, presets or one of them; or the answers that are published."""
+    _load_files(options)
     if options.what == "answers":
         return _answers(options.results / "reference")
     with importing():
         from harness.catalogue import document
 
-    _load_files(options)
     found = document(options.what)
     return Answer(found, lambda: _show_catalogue(found))
 
@@ -338,12 +338,14 @@ def cost(options: "Namespace") -> Answer:
     """What a model costs, without training it."""
     with importing():
         from harness.catalogue import cost_document, model_named
+        from harness.cost import counting
 
     _load_files(options)
     name, spec, vocab_size = model_named(options.model, options.vocab)
     limit = spec.position.limit()
     lengths = options.length or [n for n in (512, 2048, 8192) if limit is None or n <= limit] or [limit]
-    found = cost_document(name, spec, vocab_size, sorted(set(lengths)), options.number)
+    with counting(name):
+        found = cost_document(name, spec, vocab_size, sorted(set(lengths)), options.number)
     return Answer(found, lambda: _show_cost(found))
 
 

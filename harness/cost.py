@@ -27,7 +27,8 @@ def empty_model(spec: ModelSpec, vocab_size: int) -> Transformer:
 
 @contextmanager
 def counting(what: str) -> Iterator[None]:
-    """Names what could not be counted: a user's own level may raise anything, as its runs then would.
+    """Names what could not be counted: on the meta device, where there are no numbers, a user's own level may raise
+    anything.
 
     Raises:
         UserError: what, and what was raised within.
@@ -38,7 +39,7 @@ def counting(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
-        raise UserError(f"{what} cannot be built or run, so its cost cannot be counted ({cause}); mend it") from error
+        raise UserError(f"{what}: its cost cannot be counted ({cause}); mend its build or its forward") from error
 
 
 def parameters(model: nn.Module) -> int:

@@ -4,10 +4,13 @@
 A study is called after its file, with dashes: `output_projection.py` is the study `output-projection`.
 """
 
+import json
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.schema import UserError, nearest
 from harness.sources import ROOT, load_source
@@ -93,11 +96,21 @@ def ablations_in(module: ModuleType) -> dict[str, "Ablation"]:
     return dict(found.values())
 
 
+def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    key, count = max(Counter(key for key, _ in pairs).items(), key=lambda pair: pair[1], default=("", 0))
+    if count > 1:
+        raise UserError(f"the key {key!r} stands twice in its object; rename one")
+    return dict(pairs)
+
+
 def _read_json(file: Path) -> "Ablation":
     from harness.study import Ablation
 
     try:
-        return Ablation.parse(file.read_text())
+        text = file.read_text()
+        with suppress(json.JSONDecodeError):  # which parsing says better
+            json.loads(text, object_pairs_hook=_without_repeated_keys)
+        return Ablation.parse(text)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: cannot be read ({error})") from error
     except UserError as error:

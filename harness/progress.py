@@ -90,7 +90,8 @@ class Board:
             self.rows.setdefault((cell.task, cell.variant), row).states[cell.fingerprint] = states[cell.fingerprint]
         for fingerprint, state in states.items():
             if state in ENDED:
-                self.row(fingerprint).scores.append(self.score(fingerprint))
+                self.row(fingerprint).scores.append(self.score(self.record(fingerprint)))
+        self.causes: dict[str, str] = {}  # why runs ended without a model
         self.begun = time.monotonic()
         self._first: float | None = None  # when the first run of this invocation began
         self._reached = {print_: None if states[print_] == "partial" else 0 for print_ in self.cells}  # steps
@@ -101,10 +102,10 @@ class Board:
         cell = self.cells[fingerprint]
         return self.rows[cell.task, cell.variant]
 
-    def score(self, fingerprint: str) -> float:
+    def score(self, record: RunRecord) -> float:
         """The primary score of an ended run, NaN if it has none."""
-        lengths = self.cells[fingerprint].spec.task.lengths
-        return mean_score(self.record(fingerprint).scores, lengths.test or lengths.training, self.plan.ablation.score)
+        lengths = self.cells[record.fingerprint].spec.task.lengths
+        return mean_score(record.scores, lengths.test or lengths.training, self.plan.ablation.score)
 
     def record(self, fingerprint: str) -> RunRecord:
         """What an ended run left."""
@@ -126,7 +127,9 @@ class Board:
             row.latest.pop(event.fingerprint, None)
             row.states[event.fingerprint] = event.status if isinstance(event, Ended) else "partial"
             if isinstance(event, Ended):
-                row.scores.append(self.score(event.fingerprint))
+                record = self.record(event.fingerprint)
+                row.scores.append(self.score(record))
+                self.causes[event.fingerprint] = record.cause
                 if event.status == "finished":
                     self._advance(event.fingerprint, self.cells[event.fingerprint].spec.train.steps)
 
@@ -217,6 +220,9 @@ class LiveTable(_Watching):
         self.board.take(event)
         if isinstance(event, Died):
             self.say(_died(event), "yellow")
+        if isinstance(event, Ended) and (why := self.board.causes[event.fingerprint]):
+            cell = self.board.cells[event.fingerprint]
+            self.say(f"{cell.task} · {cell.variant} · seed {cell.seed}: {_in_words(event.status)} ({why})", "red")
         if isinstance(event, Interrupted):
             self._note = "stopping: what runs is saved"
         if isinstance(event, Tick) and time.monotonic() >= self._due:
@@ -313,7 +319,7 @@ class PlainLines(_Watching):
             cell, row = self.board.cells[event.fingerprint], self.board.row(event.fingerprint)
             left, total = self.board.seconds_left(), str(len(self.board.cells))
             score = "" if math.isnan(row.scores[-1]) else f", score {_decimal(row.scores[-1])}"
-            cause = f" ({why})" if (why := self.board.record(event.fingerprint).cause) else ""
+            cause = f" ({why})" if (why := self.board.causes[event.fingerprint]) else ""
             outcome = f"{_in_words(event.status)}{cause}{score}" + (f", {clock(left)} left" if left else "")
             count = f"{self.board.ended:{len(total)}}/{total}"
             self.say(f"[{count}] {cell.task} · {cell.variant} · seed {cell.seed}: {outcome}")

@@ -49,7 +49,7 @@ def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
     close = get_close_matches(name.lower(), [k.lower() for k in known], n=1, cutoff=0.5)
     match = next((k for k in known if close and k.lower() == close[0]), None)
     hint = f"did you mean {match!r}? " if match else ""
-    return f"{hint}known: {', '.join(map(quoted, sorted(known))) or 'none'}"
+    return f"{hint}known: {', '.join(repr(k) if ',' in k else k for k in sorted(known)) or 'none'}"
 
 
 class Spec(BaseModel):

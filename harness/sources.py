@@ -13,6 +13,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -72,14 +73,20 @@ def _read(file: Path) -> str:
 
 
 def _refuse_repeated_keys(tree: ast.Module) -> None:
-    """Python keeps the last of two equal keys: of two variants of one name the first would be gone, and nobody told."""
+    """Python keeps the last of two equal keys: of two variants of one name the first would be gone, and nobody told.
+    After an unpacking (`**other`) a key may replace an earlier one on purpose.
+    """
     for node in ast.walk(tree):
-        keys = [key for key in node.keys if isinstance(key, ast.Constant)] if isinstance(node, ast.Dict) else []
-        for index, key in enumerate(keys):
-            if key.value in [other.value for other in keys[:index]]:
-                raise UserError(
-                    f"the key {key.value!r} of line {key.lineno} stands twice in its dictionary; rename one"
-                )
+        seen: set[Any] = set()
+        for key in node.keys if isinstance(node, ast.Dict) else []:
+            if key is None:
+                seen.clear()
+            elif isinstance(key, ast.Constant):
+                if key.value in seen:
+                    raise UserError(
+                        f"the key {key.value!r} of line {key.lineno} stands twice in its dictionary; rename one"
+                    )
+                seen.add(key.value)
 
 
 def _execute(name: str, file: Path, text: str) -> ModuleType:

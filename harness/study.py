@@ -9,6 +9,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -321,7 +322,8 @@ class Plan:
         first = next(iter(self.ablation.tasks))
         rows: list[dict[str, str | float]] = []
         for variant in self.variants:
-            with counting(variant):
+            # What cannot be counted has no rows, and the report says so: its runs may still train, or fail as results.
+            with suppress(UserError), counting(variant):
                 rows += [{"variant": variant, **row} for row in costs_by_length(self._seedless[variant, first])]
         return rows
 

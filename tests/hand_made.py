@@ -9,6 +9,7 @@ import numpy as np
 
 from harness.record import RunRecord, Score
 from harness.report.blocks import Block
+from harness.report.chapters import called_for
 from harness.report.chapters.chapter import Chapter
 from harness.report.figures import Picture
 from harness.report.look import drawing
@@ -88,12 +89,12 @@ def _write_run(folder: Path, points: list[dict[str, float]], maps: Any, score: f
 
 def pictures(chapter: Chapter, found: Findings) -> list[Picture]:
     """What a chapter draws of a study; nothing where it finds nothing."""
-    table = chapter.read(found)
     with drawing():
-        return [] if table.empty else list(chapter.pictures(found, table))
+        return [
+            picture for each, table in called_for(found) if each is chapter for picture in each.pictures(found, table)
+        ]
 
 
 def blocks(chapter: Chapter, found: Findings) -> list[Block]:
     """What a chapter says of a study; nothing where it finds nothing."""
-    table = chapter.read(found)
-    return [] if table.empty else list(chapter.blocks(found, table))
+    return [block for each, table in called_for(found) if each is chapter for block in each.blocks(found, table)]

@@ -219,6 +219,10 @@ def test_an_ablation_can_be_json(call: Caller, tmp_path: Path) -> None:
         assert code == 2
         assert is_one_sentence(err)
         assert sentence in err
+    twice = json.dumps(original.document()).replace('"margin"', '"question": "Another?", "margin"')
+    (tmp_path / "mine.json").write_text(twice)
+    said = call("ablate", tmp_path / "mine.json")[2]
+    assert "mine.json: the key 'question' stands twice in its object; rename one" in said
     (tmp_path / "mine.json").write_text("{")
     assert call("ablate", tmp_path / "mine.json", "--plan")[0] == 2
 

@@ -6,12 +6,22 @@ from typing import Any
 import pytest
 from hand_made import blocks, pictures, study
 from small_study import plan, small
+from torch import nn
 
 import harness.study
 from harness.catalogue import cost_document
-from harness.components.attention import GroupedQuery, Linear, MultiHead, MultiQuery, SlidingWindow
+from harness.components.attention import (
+    Attention,
+    GroupedQuery,
+    Linear,
+    MultiHead,
+    MultiQuery,
+    Parts,
+    SlidingWindow,
+)
 from harness.components.feedforward import MoE, ReLU
 from harness.components.position import Learned, NoPE
+from harness.components.shape import Shape
 from harness.cost import LENGTHS
 from harness.report.blocks import Table
 from harness.report.chapters.costs import CHAPTER
@@ -166,3 +176,24 @@ def test_models_that_take_short_sequences_only_have_a_figure_and_no_table(tmp_pa
     found = made(tmp_path, short)
     assert len(pictures(CHAPTER, found)) == 1
     assert [block.kind for block in blocks(CHAPTER, found)] == ["text"]
+
+
+class Shy(Attention):
+    """Cannot be built."""
+
+    def build(self, parts: Parts) -> nn.Module:
+        """Raises."""
+        raise ZeroDivisionError("division by zero")
+
+    def cache_elements(self, shape: Shape, tokens: int) -> int:
+        """None."""
+        return 0
+
+
+def test_a_variant_that_cannot_be_counted_is_named_and_stops_nothing(tmp_path: Path) -> None:
+    variants = {"full": {"model.attention": MultiHead()}, "shy": {"model.attention": Shy()}}
+    write_plan(attention_plan(baseline="full", variants=variants), tmp_path, {})
+    costs = load_study(tmp_path).costs
+    assert set(costs["variant"]) == {"full"}
+    found = made(tmp_path, "\n".join(line for line in COSTS.splitlines() if "linear" not in line))
+    assert blocks(CHAPTER, found)[-1].text.endswith("Not counted, as counting raised an error: linear.")  # type: ignore[union-attr]

@@ -35,7 +35,7 @@ def test_the_users_own_file_of_the_docs_plans(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["left"] == 24
 
 
-def test_the_users_own_level_task_and_ablation_work_in_every_command(tmp_path: Path) -> None:
+def test_the_users_own_level_task_and_ablation_work_in_the_commands(tmp_path: Path) -> None:
     (text,) = blocks("docs/own-component.md")
     (tmp_path / "my_ablation.py").write_text(text.replace("steps=600", "steps=10"))
 

@@ -25,10 +25,11 @@ from harness.record import write_atomically
 from harness.report.answer import answer, score_phrase
 from harness.report.blocks import Image, Page
 from harness.report.chapters import called_for
+from harness.report.chapters.chapter import Chapters
 from harness.report.figures import Picture, score_pictures
 from harness.report.inside import inside_pictures
 from harness.report.look import drawing
-from harness.report.page import Chapters, compose
+from harness.report.page import compose
 from harness.report.tables import Findings, findings, outcome_counts, runs_table, scores_table
 from harness.report.wording import markdown
 

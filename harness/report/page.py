@@ -8,7 +8,7 @@ import pandas as pd
 
 from harness.report.answer import lengths_phrase, pending, score_phrase, sentences
 from harness.report.blocks import Block, Cell, Image, Items, Page, Section, Table, Text
-from harness.report.chapters.chapter import Chapter
+from harness.report.chapters.chapter import Chapters
 from harness.report.tables import (
     LEDGER,
     Findings,
@@ -37,10 +37,8 @@ from harness.report.wording import (
     whole,
 )
 from harness.results import IN_DISTRIBUTION, LEARNING_TIME
-from harness.schema import flatten, is_within
+from harness.schema import flatten, is_within, quoted
 from harness.stats import fewest_seeds
-
-Chapters = list[tuple[Chapter, pd.DataFrame]]
 
 SYMBOLS = {"better": "▲", "worse": "▼", "equivalent": "=", "undecided": "?"}
 LABELS = {
@@ -246,7 +244,7 @@ def _verdict_notes(rows: list[dict[Any, Any]], costs: dict[tuple[str, str], str]
     for row in rows:
         for note in (row["note"], costs.get((row["variant"], row["task"]))):
             if is_known(note):
-                notes.setdefault(str(note), []).append(row["variant"])
+                notes.setdefault(str(note), []).append(quoted(row["variant"]))
     return [Items([f"{listed(names)}: {note}" for note, names in notes.items()])] if notes else []
 
 

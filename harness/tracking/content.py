@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from harness.record import RunRecord
-from harness.schema import canonical_json, flatten
+from harness.schema import canonical_json, flatten, quoted
 from harness.tracking.received import Label
 
 NOTE = "mlflow.note.content"  # MLflow shows this tag as the run's description, as Markdown
@@ -47,7 +47,7 @@ def study_tags(study: Mapping[str, Any]) -> dict[str, str]:
         **_common_tags(study, study["budget"]),
         "kind": "study",
         "axes": ", ".join(study["axes"]),
-        "variants": ", ".join(study["variants"]),
+        "variants": ", ".join(map(quoted, study["variants"])),
         "tasks": ", ".join(study["tasks"]),
         "seeds": ", ".join(map(str, study["seeds"])),
         "claims": ", ".join(study["claims"]),
@@ -147,7 +147,7 @@ def run_text(study: Mapping[str, Any], label: Label, record: RunRecord | None) -
 
 def study_text(study: Mapping[str, Any], report: str) -> str:
     """The description of parent run and experiment: the answer once there is a report, the question, the plan."""
-    variants = ", ".join(name for name in study["variants"] if name != study["baseline"])
+    variants = ", ".join(quoted(name) for name in study["variants"] if name != study["baseline"])
     plan = (
         f"Baseline *{study['baseline']}* against {variants or 'nothing'}; tasks {', '.join(study['tasks'])}; "
         f"{len(study['seeds'])} seeds; budget *{study['budget']}*. What differs is "

@@ -1,9 +1,9 @@
 """How time and memory of attention grow with length, and what a decoded token costs: `make bench-attention`.
 
 Each point is a process of its own, so that its peak memory is its own: one layer, forward and backward, fp32, one
-thread. Time is taken in a second process whose allocator keeps what it has freed: glibc's gives large blocks back to
-the kernel at once, and faulting them in again, pass after pass, would cost a window more than its arithmetic. The
-exponent is fitted to the three longest lengths. Decoding is timed with caches that are already full.
+thread. Time is taken in a second process whose allocator keeps what it has freed: glibc's gives blocks beyond a size
+back to the kernel at once, and faulting them in again, pass after pass, would bend the exponents. They are fitted to
+the three longest lengths. Decoding is timed with caches that are already full.
 """
 
 import argparse

@@ -5,6 +5,7 @@ The machines are shared and noisy, so nothing is compared with a number from ano
 
 import argparse
 import json
+import random
 import resource
 import subprocess
 import sys
@@ -48,8 +49,9 @@ def study_against_bare(seeds: int, folder: Path) -> tuple[Row, float, list[RunSp
     plan = make_plan("position", find_ablation("position").ablation, budget="quick", seeds=seeds, device="cpu")
     specs = [cell.spec for cell in plan.cells]
     workers = resolve_jobs("auto", "cpu")
+    mixed = random.Random(0).sample(specs, len(specs))  # so that halves and workers have alike shares
     half = len(specs) // 2  # one before the study and one after it: a machine that slows down meanwhile favours nobody
-    before = all_bare_seconds(specs[:half], workers)
+    before = all_bare_seconds(mixed[:half], workers)
     begun = time.perf_counter()
     subprocess.run(
         [*HARNESS, "ablate", "position", "--seeds", str(seeds), "--results", str(folder)],
@@ -57,7 +59,7 @@ def study_against_bare(seeds: int, folder: Path) -> tuple[Row, float, list[RunSp
         stderr=subprocess.DEVNULL,
     )
     wall = time.perf_counter() - begun
-    ratio = wall / ((before + all_bare_seconds(specs[half:], workers)) / workers)
+    ratio = wall / ((before + all_bare_seconds(mixed[half:], workers)) / workers)
     what = (
         f"whole study ({len(specs)} runs, start-up, evaluation, MLflow and report included) ÷ (bare loops ÷ {workers})"
     )

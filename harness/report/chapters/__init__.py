@@ -1,9 +1,7 @@
 """Chapters of the report that only some studies call for, a file each; a study gets those that find something."""
 
-import pandas as pd
-
 from harness.report.chapters import costs, generalisation, heads, reach, routing, stability
-from harness.report.chapters.chapter import Chapter
+from harness.report.chapters.chapter import Chapter, Chapters
 from harness.report.tables import Findings
 
 CHAPTERS: tuple[Chapter, ...] = (
@@ -16,6 +14,6 @@ CHAPTERS: tuple[Chapter, ...] = (
 )
 
 
-def called_for(found: Findings) -> list[tuple[Chapter, pd.DataFrame]]:
+def called_for(found: Findings) -> Chapters:
     """The chapters that a study gets, each with what it read."""
     return [(chapter, table) for chapter in CHAPTERS if not (table := chapter.read(found)).empty]

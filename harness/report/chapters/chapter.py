@@ -29,3 +29,6 @@ class Chapter:
     pictures: Callable[[Findings, pd.DataFrame], Iterator[Picture]]
     blocks: Callable[[Findings, pd.DataFrame], Sequence[Block]]
     leads: bool = False
+
+
+Chapters = list[tuple[Chapter, pd.DataFrame]]  # those of a study, each with what it has read

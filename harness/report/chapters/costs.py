@@ -13,6 +13,7 @@ from harness.report.figures import Look, Picture
 from harness.report.look import PAGE, key, legend, styles
 from harness.report.tables import Findings, records, reference_of, variants_of, versus
 from harness.report.wording import listed, quantity, whole
+from harness.schema import quoted
 
 SHOWN = (1024, 16_384)  # tokens at which the table stands
 PANELS = {  # column of costs.csv -> title, unit
@@ -22,7 +23,7 @@ PANELS = {  # column of costs.csv -> title, unit
 }
 
 
-def counted(found: Findings) -> pd.DataFrame:
+def costs_of(found: Findings) -> pd.DataFrame:
     """The costs of a study that counted them."""
     return found.data.costs
 
@@ -69,10 +70,10 @@ def _caption(costs: pd.DataFrame, look: Look) -> str:
         same = [names for curve, names in curves.items() if len(names) > 1 and any(curve)]
         none = [name for curve, names in curves.items() if not any(curve) for name in names]
         if same:
-            groups = ["all variants" if len(names) == len(look) else listed(names) for names in same]
+            groups = ["all variants" if len(names) == len(look) else listed([*map(quoted, names)]) for names in same]
             parts.append(f"One line in {title}: {'; '.join(groups)}.")
         if none:
-            parts.append(f"Zero in {title}, and so not drawn: {listed(none)}.")
+            parts.append(f"Zero in {title}, and so not drawn: {listed([*map(quoted, none)])}.")
     return " ".join(parts)
 
 
@@ -87,8 +88,8 @@ def blocks(found: Findings, costs: pd.DataFrame) -> Sequence[Block]:
             if own is not None:
                 base = None if name == document["baseline"] else at.get((reference_of(document, name), tokens))
                 sizes = [whole(own[column]) for column in ("parameters", "active_parameters")]
-                costly = (_cost(own, base, column) for column in PANELS)
-                rows.append([Cell(cell) for cell in (versus(document, name), whole(tokens), *sizes, *costly)])
+                counted = (_cost(own, base, column) for column in PANELS)
+                rows.append([Cell(cell) for cell in (versus(document, name), whole(tokens), *sizes, *counted)])
     precision = "bf16" if document["device"] == "cuda" else "fp32"
     caption = (
         "×: how many times the cost of the baseline, or of what is named in brackets. Score matrices of full attention "
@@ -101,6 +102,8 @@ def blocks(found: Findings, costs: pd.DataFrame) -> Sequence[Block]:
         "These costs are counted on the model of the first task, not measured, and a kernel may be far from them: "
         "results/reference/attention has measured times and memory of every attention variant."
     )
+    if unknown := [quoted(name) for name in variants_of(document) if name not in set(costs["variant"])]:
+        said += f" Not counted, as counting raised an error: {listed(unknown)}."
     return [*([Table(columns, rows, caption)] if rows else []), Text(said)]
 
 
@@ -109,4 +112,4 @@ def _cost(own: dict[str, float], base: dict[str, float] | None, column: str) -> 
     return f"{amount} (× {own[column] / base[column]:.3g})" if base is not None and base[column] else amount
 
 
-CHAPTER = Chapter("costs", "Cost by length", counted, pictures, blocks)
+CHAPTER = Chapter("costs", "Cost by length", costs_of, pictures, blocks)

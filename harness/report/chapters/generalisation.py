@@ -118,9 +118,9 @@ def _table(found: Findings, runs: pd.DataFrame, task: str) -> Table:
     heads = [[COLUMNS[name], "95 % interval"] if name in WITH_INTERVAL else [COLUMNS[name]] for name in shown]
     rows = []
     for variant in variants_of(found.document):
-        runs = own[own["variant"] == variant]
-        cells = [cell for name in shown for cell in _summary(runs, name)]
-        rows.append([Cell(variant), Cell(str(len(runs))), *cells])
+        theirs = own[own["variant"] == variant]
+        cells = [cell for name in shown for cell in _summary(theirs, name)]
+        rows.append([Cell(variant), Cell(str(len(theirs))), *cells])
     return Table([f"on {task}", "seeds", *chain.from_iterable(heads)], rows, BASIS)
 
 

@@ -20,7 +20,7 @@ from harness.report.chapters.chapter import Chapter
 from harness.report.figures import Picture, label_left
 from harness.report.look import INK, MUTED, Style, key, legend, panels, styles
 from harness.report.tables import Findings, field_of, variants_of
-from harness.report.wording import ABSENT, decimal, is_known, metric_name, span
+from harness.report.wording import ABSENT, decimal, metric_name, span
 
 REACHED = (0, (4, 2))  # the dashes of the line at the reach
 COLUMNS = ["variant", "task", "seed", "tokens", "reach", "score"]
@@ -51,7 +51,7 @@ def place(tokens: int, reach: int) -> str:
 
 
 def retrieved(found: Findings) -> pd.DataFrame:
-    """A row a run of a retrieval task with a distance: variant, task, seed, tokens, reach, score.
+    """A row a run that has a score on a retrieval task with a distance: variant, task, seed, tokens, reach, score.
 
     `tokens` is how far back the value lies, `reach` NaN where none is known, `score` the study's metric, mean over the
     test lengths (training lengths where there are none) of at least `distance` pairs: in shorter ones the value is
@@ -165,7 +165,7 @@ def blocks(found: Findings, table: pd.DataFrame) -> list[Block]:
 
 
 def _cell(mean: float | None, tokens: int, reach: int | None) -> Cell:
-    if mean is None or not is_known(mean):
+    if mean is None:
         return Cell(ABSENT)
     where = "" if reach is None else place(tokens, reach)
     return Cell(f"{decimal(mean)}, {where}".removesuffix(", "), "marked" if where == "outside" else "")

@@ -22,6 +22,7 @@ from harness.report.figures import Picture, label_left, rows_figure
 from harness.report.look import INK, MUTED, Style, key, legend, panels, safe, styles
 from harness.report.tables import RUN, Findings, field_of, gate_passed, records, variants_of
 from harness.report.wording import ABSENT, decimal, interval, listed, plain, span
+from harness.schema import quoted
 from harness.stats import clopper_pearson
 
 if TYPE_CHECKING:
@@ -303,7 +304,10 @@ def _rates(found: Findings, table: pd.DataFrame, tasks: list[str]) -> list[Block
     )
     said = [f"{held} on {task}" for task in tasks for held in ("stable", "learned")]
     heads = ["largest learning rate", *said, "rates tried", "seeds a rate"]
-    return [Table(heads, rows, caption), Items([f"{label}: {listed(names)}" for label, names in groups.items()])]
+    return [
+        Table(heads, rows, caption),
+        Items([f"{label}: {listed([*map(quoted, names)])}" for label, names in groups.items()]),
+    ]
 
 
 def largest_rate(own: pd.DataFrame, column: str) -> str:
