@@ -15,6 +15,7 @@ lengths = Lengths(train=(1, 8), test=(9, 10, 11, 12, 13, 14, 15, 16))
 core = ModelSpec(num_layers=2, norm_placement=PreNorm(), feedforward=ReLU(d_ff=128), position=RoPE())
 brief = TrainSpec(steps=600, learning_rate=3e-3, eval_every=20)
 trained = Lengths(train=(1, 6), test=())
+short = Lengths(train=(1, 4), test=())  # where some variants learn too slowly for the longer ones
 
 smoke = Budget(seeds=2, changes={"train.steps": 20, "train.eval_samples": 8, "train.eval_every": 10})
 budgets = {

@@ -3,7 +3,7 @@
 Bears on D01 (embeddings N(0, 1) × √d balance positions): factor × initialisation, sinusoidal positions of norm √(d/2).
 """
 
-from ablations.baseline import brief, core, same_size, trained
+from ablations.baseline import brief, core, same_size, short
 from harness import Ablation
 from harness.components.embedding import SqrtWidth
 from harness.components.init import Normal, Xavier
@@ -17,7 +17,7 @@ ablation = Ablation(
     "scale says nothing yet.",
     model=core.replace("position", Sinusoidal()),
     train=brief,
-    tasks={"reverse": Reverse(lengths=trained)},
+    tasks={"reverse": Reverse(lengths=short)},
     axes=("model.embedding_scale", "model.init.embedding"),
     baseline="N(0, 1)",
     variants={

@@ -3,7 +3,7 @@
 Bears on E44 (remove each module in turn and see): the modern preset at small scale, each part put back in turn.
 """
 
-from ablations.baseline import brief, same_size, trained
+from ablations.baseline import brief, same_size, short
 from harness import Ablation
 from harness.components.attention import MultiHead
 from harness.components.feedforward import ReLU
@@ -21,7 +21,7 @@ ablation = Ablation(
     "scale says nothing yet.",
     model=PRESETS["modern-small"].model,
     train=brief,
-    tasks={"reverse": Reverse(lengths=trained)},
+    tasks={"reverse": Reverse(lengths=short)},
     axes=(
         "model.norm_placement", "model.norm", "model.position", "model.init.embedding", "model.feedforward",
         "model.attention", "model.residual",

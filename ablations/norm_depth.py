@@ -6,10 +6,10 @@ Bears on E22 (Post-LN is unstable when deep and needs warm-up; Pre-LN needs less
 
 from itertools import product
 
-from ablations.baseline import brief, core, smoke
+from ablations.baseline import brief, core, short, smoke
 from harness import Ablation, Budget
 from harness.components.norm import PostNorm, PreNorm
-from tasks import Copy, Lengths
+from tasks import Copy
 
 norms, warmups = {"Pre-LN": PreNorm(), "Post-LN": PostNorm()}, {"": 0.0, ", warm-up": 0.1}
 cells = list(product((2, 8), norms, warmups, (0.003, 0.01)))
@@ -20,7 +20,7 @@ ablation = Ablation(
     why="On a pilot seed two layers learned at both rates or came to .94; with eight, Post-LN learned nothing at .003 "
     "without warm-up, came to .96 with it, and learned nothing at .01 either way, while Pre-LN came to .85 or more.",
     model=core, train=brief.replace("gradient_clip", None).replace("steps", 300).replace("eval_every", 30),
-    tasks={"copy": Copy(lengths=Lengths(train=(1, 4), test=()))},
+    tasks={"copy": Copy(lengths=short)},
     axes=("model.num_layers", "model.norm_placement", "train.schedule.warmup", "train.learning_rate"),
     baseline="2 layers, Pre-LN, 0.003",
     variants={

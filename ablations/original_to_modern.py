@@ -3,7 +3,7 @@
 Bears on D22 (the standard improvements): a ladder of cumulative changes, each rung compared with the one below.
 """
 
-from ablations.baseline import brief, same_size, trained
+from ablations.baseline import brief, same_size, short
 from harness import Ablation
 from harness.components import attention, feedforward, norm, position
 from harness.components.architecture import DecoderOnly
@@ -26,7 +26,7 @@ ablation = Ablation(
     claims=("D22",),
     why="Not chosen by pilot runs yet: the setting is that of neighbouring studies.",
     model=start.model, train=start.train.replaced({"steps": 600, "eval_every": 20}),
-    tasks={"reverse": Reverse(lengths=trained)},
+    tasks={"reverse": Reverse(lengths=short)},
     axes=tuple(adamw), baseline="original",
     variants={
         "original": {}, "Pre-LN": pre, "RMSNorm": rms, "RoPE": rope, "SwiGLU": glu, "GQA": gqa,

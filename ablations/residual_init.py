@@ -5,10 +5,10 @@ Bears on E29: depth × gain × learning rate, without clipping; the gain is comp
 
 from itertools import product
 
-from ablations.baseline import brief, core, same_size
+from ablations.baseline import brief, core, same_size, short
 from harness import Ablation
 from harness.components.init import DepthGain, UnitGain
-from tasks import Copy, Lengths
+from tasks import Copy
 
 gains = {"": UnitGain(), ", 1/√(2L)": DepthGain()}
 cells = list(product((2, 8), gains, (0.001, 0.003, 0.01)))
@@ -19,7 +19,7 @@ ablation = Ablation(
     why="Not chosen by pilot runs yet.",
     model=core,
     train=brief.replace("gradient_clip", None).replace("steps", 300),
-    tasks={"copy": Copy(lengths=Lengths(train=(1, 4), test=()))},
+    tasks={"copy": Copy(lengths=short)},
     axes=("model.num_layers", "model.init.residual_gain", "train.learning_rate"),
     baseline="2 layers, 0.001",
     variants={
