@@ -12,10 +12,10 @@ def attention_backend(spec: RunSpec, model: Transformer) -> tuple[str, str]:
     batch = spec.training_batch(0, torch.device(spec.device))
     with spec.autocast(), spec.train.kernel.context():
         backend = backend_of(lambda: model(*batch.reading))
-    if obstacle := spec.flash_obstacle():
-        return backend, obstacle
     if backend == "flash":
         return backend, "every call of attention runs on it"
+    if obstacle := spec.flash_obstacle():
+        return backend, obstacle
     if spec.train.kernel != Fastest():
         return backend, f"train.kernel = {spec.train.kernel.kind}"
     if backend == "cudnn":

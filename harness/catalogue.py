@@ -1,6 +1,5 @@
 """What there is: components by axis, tasks, ablations; read from the classes, so that nothing needs registering."""
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +24,7 @@ from harness.cost import (
 )
 from harness.locate import ablation_files, ablations_in, the_ablation
 from harness.presets import PRESETS
-from harness.schema import Level, Spec, UserError, nearest
+from harness.schema import Level, Spec, UserError, nearest, read_json
 from harness.sources import load_source
 from harness.spec import ModelSpec, RunSpec, TrainSpec
 from harness.study import Ablation
@@ -58,6 +57,7 @@ class LevelEntry:
     """
 
     name: str
+    module: str
     what: str
     papers: tuple[str, ...]
     fields: tuple[FieldEntry, ...]
@@ -134,7 +134,7 @@ def level(kind: type[Level]) -> LevelEntry:
     text = " ".join((kind.__doc__ or "").strip().split("\n\n")[0].split())
     papers = tuple(_paper(*found) for found in PAPER.findall(" ".join((kind.__doc__ or "").split())))
     fields = tuple(_field(name, field) for name, field in kind.model_fields.items())
-    return LevelEntry(kind.__name__, CITATION.sub("", text), papers, fields)
+    return LevelEntry(kind.__name__, kind.__module__, CITATION.sub("", text), papers, fields)
 
 
 def _paper(authors: str, cited: str, bare: str) -> str:
@@ -214,7 +214,9 @@ def model_named(name: str, vocab_size: int | None) -> tuple[str, ModelSpec, int]
     if not file.is_file():
         raise UserError(f"{name!r} is neither a preset nor a file; {nearest(name, PRESETS)}")
     try:
-        document = json.loads(file.read_text())
+        document = read_json(file.read_text())
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
     except (ValueError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: this is not JSON ({error}); name a preset or the spec.json of a run") from error
     if not isinstance(document, dict):

@@ -143,7 +143,7 @@ def plan(options: "Namespace", found: "Found") -> Answer:
         notices.append("a pilot: it chooses settings and decides nothing")
     elif len(planned.seeds) < (fewest := fewest_seeds(comparisons)):
         few = f"with {len(planned.seeds)} seeds nothing can be decided"
-        notices.append(f"{few}: comparisons with the baseline ({comparisons}) need {fewest} (--seeds {fewest})")
+        notices.append(f"{few}: its comparisons ({comparisons}) need {fewest} (--seeds {fewest})")
     document = {
         "study": planned.name,
         "budget": planned.budget,
@@ -305,7 +305,8 @@ def _show_catalogue(found: dict[str, Any]) -> None:
     if "components" in found:
         out.print("* what a spec has when nothing is said")
     for path, levels in found.get("components", {}).items():
-        out.print(f"\n{path}", style="bold")
+        modules = dict.fromkeys(level["module"] for level in levels)
+        out.print(f"\n{path} (from {', '.join(modules)})", style="bold")
         out.print(table(["level", "what…", "paper…", "fields…"], map(_level_row, levels)))
     if "sizes" in found:
         out.print("\nnumbers", style="bold")

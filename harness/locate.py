@@ -5,14 +5,13 @@ A study is called after its file, with dashes: `output_projection.py` is the stu
 """
 
 import json
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from harness.schema import UserError, nearest
+from harness.schema import UserError, nearest, read_json
 from harness.sources import ROOT, load_source
 
 if TYPE_CHECKING:
@@ -96,20 +95,13 @@ def ablations_in(module: ModuleType) -> dict[str, "Ablation"]:
     return dict(found.values())
 
 
-def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    key, count = max(Counter(key for key, _ in pairs).items(), key=lambda pair: pair[1], default=("", 0))
-    if count > 1:
-        raise UserError(f"the key {key!r} stands twice in its object; rename one")
-    return dict(pairs)
-
-
 def _read_json(file: Path) -> "Ablation":
     from harness.study import Ablation
 
     try:
         text = file.read_text()
         with suppress(json.JSONDecodeError):  # which parsing says better
-            json.loads(text, object_pairs_hook=_without_repeated_keys)
+            read_json(text)
         return Ablation.parse(text)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: cannot be read ({error})") from error

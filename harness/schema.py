@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -186,7 +187,7 @@ class Level(Spec):
         if not isinstance(value, Mapping):
             if isinstance(value, cls):
                 return value
-            raise ValueError(f"expected a {cls.__name__} level, e.g. {_example(cls)}, not {value!r}")
+            raise ValueError(f"expected a level of {cls.__name__}, e.g. {_example(cls)}, not {value!r}")
         fields = dict(value)
         name = str(fields.pop("kind", cls.__name__))
         kind = cls._named(name)
@@ -224,7 +225,25 @@ def _plain(value: Any) -> Any:
 
 
 def _example(cls: type[Level]) -> str:
-    return next((f"{name}()" for name in cls.levels()), cls.__name__)
+    name = next(iter(cls.levels()), cls.__name__)
+    return f'{name}() (as JSON {{"kind": "{name}"}})'
+
+
+def read_json(text: str) -> Any:
+    """A JSON document.
+
+    Raises:
+        ValueError: it is none.
+        UserError: an object in it names a key twice, of which JSON's reader would keep the last and tell nobody.
+    """
+    return json.loads(text, object_pairs_hook=_without_repeated_keys)
+
+
+def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    key, count = max(Counter(key for key, _ in pairs).items(), key=lambda pair: pair[1], default=("", 0))
+    if count > 1:
+        raise UserError(f"the key {key!r} stands twice in its object; rename one")
+    return dict(pairs)
 
 
 def is_within(path: str, axes: Iterable[str]) -> bool:

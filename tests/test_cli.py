@@ -328,7 +328,7 @@ def test_a_plan_without_a_folder_makes_none(call: Caller, tmp_path: Path) -> Non
     code, out, _ = call("ablate", tmp_path / "mine.py", "--plan", "--budget", "smoke", "--results", tmp_path / "new")
     assert code == 0
     assert "4 of 4 runs to do" in out
-    assert "with 2 seeds nothing can be decided: comparisons with the baseline (1) need 6 (--seeds 6)" in out
+    assert "with 2 seeds nothing can be decided: its comparisons (1) need 6 (--seeds 6)" in out
     assert "unknown" in out
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
 

@@ -59,6 +59,11 @@ def test_the_users_own_level_task_and_ablation_work_in_the_commands(tmp_path: Pa
     assert "Fading" in {level["name"] for level in levels}
 
 
+def test_the_snippets_of_the_method_run(tmp_path: Path) -> None:
+    for snippet in blocks("docs/method.md"):
+        subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, check=True)
+
+
 def test_links_lead_somewhere() -> None:
     for page in ("README.md", "docs/method.md", "docs/own-component.md"):
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / page).read_text()):

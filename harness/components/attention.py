@@ -147,7 +147,8 @@ class Latent(Attention):
 
     Positions act on `d_rope` further dimensions of each query and of one key that all heads share, so that the cache
     holds d_latent + d_rope numbers a token. Decoding with a cache multiplies W_UK into the query and W_UV into the
-    result instead of making keys and values. Queries are not compressed.
+    result instead of making keys and values. Queries are not compressed. With a position encoding that rotates nothing
+    the `d_rope` dimensions are plain ones of one shared key.
     """
 
     d_latent: Annotated[int, Changes("parameters"), Ge(1)] = 32

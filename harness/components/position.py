@@ -51,6 +51,9 @@ def places(length: int, device: torch.device | None = None) -> Relation:
     return Relation(positions, positions)
 
 
+ROTATED = "d_head (if not set, d_model / num_heads; of Latent, d_rope)"  # what rotations act on
+
+
 class PositionEncoding(nn.Module):
     """The module of a level; as it stands it encodes nothing."""
 
@@ -94,7 +97,7 @@ class Position(Level):
         """Why flash attention cannot run with this level on a device; empty where it can."""
         if not self.biases_logits:
             return ""
-        return f"{self.kind} adds a trained T×T bias, which flash does not take"
+        return f"{self.kind} adds a T×T bias to the logits, which flash takes on the CPU and untrained only"
 
     def codes(self, length: int, d_model: int) -> Tensor | None:
         """The fixed vectors `(length, d_model)` that the level adds to embeddings; None where it adds none."""
@@ -220,7 +223,7 @@ class RoPE(Position):
 
     def check(self, shape: Shape) -> None:
         """Rotations act on pairs of dimensions."""
-        _require_even("d_head (of Latent: d_rope)", shape.d_head, self.kind)
+        _require_even(ROTATED, shape.d_head, self.kind)
 
     def build(self, shape: Shape) -> PositionEncoding:
         """An encoding that rotates."""
@@ -244,7 +247,7 @@ class ScaledRoPE(Position):
 
     def check(self, shape: Shape) -> None:
         """Rotations act on pairs of dimensions."""
-        _require_even("d_head (of Latent: d_rope)", shape.d_head, self.kind)
+        _require_even(ROTATED, shape.d_head, self.kind)
 
     def build(self, shape: Shape) -> PositionEncoding:
         """An encoding that rotates, by one factor in training and by the other in evaluation."""
@@ -269,7 +272,7 @@ class NTKRoPE(ScaledRoPE):
         """The exponent d / (d − 2) needs two pairs."""
         super().check(shape)
         if shape.d_head < 4:
-            raise UserError(f"d_head (of Latent: d_rope) = {shape.d_head}: {self.kind} needs 4 or more; widen heads")
+            raise UserError(f"{ROTATED} = {shape.d_head}: {self.kind} needs 4 or more; widen heads")
 
     def rotation(self, d_head: int, factor: float) -> Rotation:
         """Another base."""

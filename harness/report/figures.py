@@ -164,6 +164,7 @@ def rows_figure(tasks: int, names: list[str]) -> tuple[Figure, list[Axes]]:
         ax.set_yticks(range(len(names)), [safe(name) for name in names])
         ax.tick_params(axis="y", length=0)
         ax.grid(visible=False, axis="y")
+        ax.xaxis.set_major_locator(MaxNLocator(5 if tasks > 1 else 8, steps=[1, 2, 2.5, 5, 10]))  # room for −0.025
     return figure, axes
 
 

@@ -207,7 +207,8 @@ def _attention_caption(maps: list[Maps]) -> str:
 def codes_picture(found: Findings) -> Picture | None:
     """The fixed position codes of the variants that add some: table on the left, similarity on the right."""
     tables = {name: found.data.codes[name] for name in variants_of(found.document) if name in found.data.codes}
-    tables = {name: np.asarray(codes, dtype=np.float64) for name, codes in tables.items() if np.size(codes)}
+    distinct = {codes.tobytes(): (name, codes) for name, codes in reversed(tables.items()) if np.size(codes)}
+    tables = {name: np.asarray(codes, dtype=np.float64) for name, codes in reversed(distinct.values())}  # each once
     if not tables:
         return None
     figure = Figure(figsize=(PAGE, 0.35 + 2.45 * len(tables)), layout="constrained")

@@ -82,7 +82,7 @@ def test_a_trained_bias_matrix_keeps_attention_off_flash_and_the_reason_says_so(
     backend, reason = ran_on(module(position, Fastest()))
     kind = position.inner.kind if isinstance(position, Randomised) else position.kind
     assert backend == "math"
-    assert reason == f"{kind} adds a trained T×T bias, which flash does not take"
+    assert reason == f"{kind} adds a T×T bias to the logits, which flash takes on the CPU and untrained only"
 
 
 @pytest.mark.parametrize("architecture", [EncoderOnly(), EncoderDecoder()], ids=lambda level: level.kind)
@@ -120,17 +120,20 @@ def test_what_only_cudas_flash_does_not_take_is_refused_there(changes: dict[str,
 def test_the_slowest_kernel_of_several_is_the_one_that_is_told() -> None:
     # T5's bias keeps self-attention off flash, attention to the encoder's output runs on it.
     backend, reason = ran_on(module(T5Bias(), Fastest(), architecture=EncoderDecoder()))
-    assert (backend, reason) == ("math", "T5Bias adds a trained T×T bias, which flash does not take")
+    assert (backend, reason) == (
+        "math",
+        "T5Bias adds a T×T bias to the logits, which flash takes on the CPU and untrained only",
+    )
     linear = module(RoPE(), Fastest()).spec.replace("model.attention", Linear())
     assert ran_on(TransformerModule(linear)) == ("none", "Linear has no softmax")
 
 
 def test_asking_for_flash_where_it_cannot_run_is_an_error_with_the_reason() -> None:
     with pytest.raises(UserError) as caught:
-        Flash().check("math", "T5Bias adds a trained T×T bias, which flash does not take")
+        Flash().check("math", "T5Bias adds a T×T bias to the logits, which flash takes on the CPU and untrained only")
     message = str(caught.value)
     assert message == (
-        "train.kernel = Flash: math attention ran because T5Bias adds a trained T×T bias, which flash does not take; "
+        "train.kernel = Flash: math attention ran because T5Bias adds a T×T bias to the logits, which flash takes on the CPU and untrained only; "
         "use Fastest()"
     )
     Flash().check("flash", "no bias matrix, causal")
@@ -140,7 +143,7 @@ def test_flash_with_a_trained_bias_is_refused_when_the_spec_is_made() -> None:
     with pytest.raises(ValidationError) as caught:
         module(T5Bias(), Flash())
     assert explain(caught.value).endswith(
-        "train.kernel = Flash cannot run: T5Bias adds a trained T×T bias, which flash does not take; use Fastest()"
+        "train.kernel = Flash cannot run: T5Bias adds a T×T bias to the logits, which flash takes on the CPU and untrained only; use Fastest()"
     )
 
 
