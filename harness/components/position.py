@@ -97,7 +97,7 @@ class Position(Level):
         """Why flash attention cannot run with this level on a device; empty where it can."""
         if not self.biases_logits:
             return ""
-        return f"{self.kind} adds a T×T bias to the logits, which flash takes on the CPU and untrained only"
+        return f"{self.kind} adds a T×T bias, which flash takes only on the CPU, untrained"
 
     def codes(self, length: int, d_model: int) -> Tensor | None:
         """The fixed vectors `(length, d_model)` that the level adds to embeddings; None where it adds none."""

@@ -44,6 +44,8 @@ ON_FLASH = [
 ]
 OFF_FLASH = [T5Bias(), TransformerXL(), Randomised(inner=T5Bias())]
 
+OBSTACLE = "adds a T×T bias, which flash takes only on the CPU, untrained"
+
 
 def module(
     position: Position, kernel: Kernel, num_heads: int = 2, architecture: Architecture | None = None
@@ -82,7 +84,7 @@ def test_a_trained_bias_matrix_keeps_attention_off_flash_and_the_reason_says_so(
     backend, reason = ran_on(module(position, Fastest()))
     kind = position.inner.kind if isinstance(position, Randomised) else position.kind
     assert backend == "math"
-    assert reason == f"{kind} adds a T×T bias to the logits, which flash takes on the CPU and untrained only"
+    assert reason == f"{kind} {OBSTACLE}"
 
 
 @pytest.mark.parametrize("architecture", [EncoderOnly(), EncoderDecoder()], ids=lambda level: level.kind)
@@ -122,7 +124,7 @@ def test_the_slowest_kernel_of_several_is_the_one_that_is_told() -> None:
     backend, reason = ran_on(module(T5Bias(), Fastest(), architecture=EncoderDecoder()))
     assert (backend, reason) == (
         "math",
-        "T5Bias adds a T×T bias to the logits, which flash takes on the CPU and untrained only",
+        f"T5Bias {OBSTACLE}",
     )
     linear = module(RoPE(), Fastest()).spec.replace("model.attention", Linear())
     assert ran_on(TransformerModule(linear)) == ("none", "Linear has no softmax")
@@ -130,21 +132,16 @@ def test_the_slowest_kernel_of_several_is_the_one_that_is_told() -> None:
 
 def test_asking_for_flash_where_it_cannot_run_is_an_error_with_the_reason() -> None:
     with pytest.raises(UserError) as caught:
-        Flash().check("math", "T5Bias adds a T×T bias to the logits, which flash takes on the CPU and untrained only")
+        Flash().check("math", f"T5Bias {OBSTACLE}")
     message = str(caught.value)
-    assert message == (
-        "train.kernel = Flash: math attention ran because T5Bias adds a T×T bias to the logits, which flash takes on the CPU and untrained only; "
-        "use Fastest()"
-    )
+    assert message == (f"train.kernel = Flash: math attention ran because T5Bias {OBSTACLE}; use Fastest()")
     Flash().check("flash", "no bias matrix, causal")
 
 
 def test_flash_with_a_trained_bias_is_refused_when_the_spec_is_made() -> None:
     with pytest.raises(ValidationError) as caught:
         module(T5Bias(), Flash())
-    assert explain(caught.value).endswith(
-        "train.kernel = Flash cannot run: T5Bias adds a T×T bias to the logits, which flash takes on the CPU and untrained only; use Fastest()"
-    )
+    assert explain(caught.value).endswith(f"train.kernel = Flash cannot run: T5Bias {OBSTACLE}; use Fastest()")
 
 
 @pytest.mark.parametrize("kernel", [Fastest(), Math()], ids=lambda level: level.kind)
