@@ -13,8 +13,9 @@ five = Lengths(train=(5, 5), test=())  # digits
 ablation = Ablation(
     question="Does label smoothing curb over-confidence and help generalisation?",
     claims=("D04",),
-    why="1000 of the 90 000 numbers of five digits are trained on; with four digits, where .86 of new ones were "
-    "right on a pilot seed, a tenth of them would have been seen.",
+    why="1000 of the 90 000 numbers of five digits are trained on. On a pilot seed .93 of new ones were right "
+    "in German and .98 in French, so that the gap and the calibration, not the score, can show a "
+    "difference.",
     model=core,
     train=brief.replace("sampling", Finite(num_samples=1000)),
     tasks={
@@ -28,5 +29,6 @@ ablation = Ablation(
         ".1": {"train.label_smoothing": 0.1},
         ".3": {"train.label_smoothing": 0.3},
     },
+    margin=0.05,
     budgets=same_size,
 )

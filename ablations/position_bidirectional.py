@@ -12,8 +12,8 @@ from tasks import Reverse
 ablation = Ablation(
     question="Does an order task need positions: in an encoder that sees both sides, and in a causal decoder?",
     claims=("E04",),
-    why="On a pilot seed the encoder with sinusoidal positions came to .97 and the decoder to .93 within 600 "
-    "steps, so that what fails here does not fail for want of training alone.",
+    why="On a pilot seed the encoder with sinusoidal positions and both decoders came to .997 or more within "
+    "800 steps of three layers, so that what fails here does not fail for want of training alone.",
     model=core.replace("architecture", EncoderOnly()).replace("position", Sinusoidal()).replace("num_layers", 3),
     train=brief.replace("steps", 800),
     tasks={"reverse": Reverse(lengths=trained)},

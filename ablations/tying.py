@@ -17,8 +17,8 @@ original = core.replace("architecture", EncoderDecoder()).replace("embedding_sca
 ablation = Ablation(
     question="Does one matrix for embeddings and output help in translation?",
     claims=("E28",),
-    why="Not chosen by pilot runs yet: the setting is that of neighbouring studies, so a tie at an end of the "
-    "scale says nothing yet.",
+    why="1000 of the 90 000 numbers of five digits are trained on; on a pilot seed .95 of new ones were right "
+    "in German and .99 in French, so that harm of .05 would show, and help in German.",
     model=original.replace("init.embedding", Normal(deviation=0.125)),
     train=brief.replace("sampling", Finite(num_samples=1000)),
     tasks={
@@ -28,5 +28,6 @@ ablation = Ablation(
     axes=("model.output_head",),
     baseline="untied",
     variants={"untied": {"model.output_head": Untied()}, "tied": {"model.output_head": Tied()}},
+    margin=0.05,
     budgets=same_size,
 )
