@@ -62,7 +62,7 @@ def lengths_phrase(lengths: list[int]) -> str:
 
 def _shown(data: "StudyData", comparison: pd.DataFrame) -> str:
     document = data.document
-    baseline, score = document["baseline"], score_phrase(document)
+    baseline, score = quoted(document["baseline"]), score_phrase(document)
     if data.primary()["score"].notna().sum() == 0:
         return f"No run of this study has a score yet, so nothing can be said about {listed(document['tasks'])}."
     if comparison.empty:

@@ -158,7 +158,7 @@ def _together(cases: dict[str, str]) -> str:
 
 def rows_figure(tasks: int, names: list[str]) -> tuple[Figure, list[Axes]]:
     """Panels with a row a variant, the first on top."""
-    figure, axes = panels(tasks, height=0.55 + 0.34 * len(names))
+    figure, axes = panels(tasks, height=0.7 + 0.34 * len(names))
     for ax in axes:
         ax.set_ylim(len(names) - 0.45, -0.55)
         ax.set_yticks(range(len(names)), [safe(name) for name in names])

@@ -126,7 +126,7 @@ def _glance(found: Findings) -> Table | None:
     ]
     others = ", or against what is named in brackets" if document.get("against") else ""
     caption = (
-        f"Each variant against the baseline {document['baseline']}{others}, with the difference in "
+        f"Each variant against the baseline {quoted(document['baseline'])}{others}, with the difference in "
         f"{score_phrase(document)}."
     )
     return Table(["variant", *document["tasks"]], rows, caption)
@@ -415,7 +415,7 @@ def _method_items(found: Findings) -> list[str]:
     return [
         "Pairing. A seed fixes the training data, their order and the initial value of every parameter "
         "that variants share. Each variant is trained with the same seeds as the baseline "
-        f"{document['baseline']}, and differences are taken seed by seed{_references(document)}.",
+        f"{quoted(document['baseline'])}, and differences are taken seed by seed{_references(document)}.",
         f"Score. {metric_name(document['score'])}: {MEANINGS.get(document['score'], 'as named')}; measured "
         "on fresh sequences that have their own random stream, with the right answer fed back (teacher "
         f"forcing). For exact match that equals greedy decoding{_greedy(found)}. The estimand is the mean "
