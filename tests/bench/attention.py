@@ -229,8 +229,8 @@ def page(growth: Growth, decoding: Decoding, ratio: float) -> str:
         lines.append(f"| {name} | {times} | {found[-1][1] / MIB:.4g} |")
     lines += [
         "",
-        "Latent attention decodes from the smallest cache after multi-query's, with more arithmetic (its keys are never "
-        "made, so each head multiplies with the whole latent); on a CPU arithmetic is what counts.",
+        "Latent attention decodes from a small cache with more arithmetic: its keys are never made, so that each head "
+        "multiplies with the whole latent. On a CPU arithmetic is what counts.",
         "",
         f"Greedy decoding of 1,024 tokens with a cache: {ratio:.1f} × as fast as without (4 layers, d_model 256).",
     ]
