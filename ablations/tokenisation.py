@@ -14,8 +14,9 @@ digits = Lengths(train=(5, 5), test=())
 ablation = Ablation(
     question="Do subwords translate better than words or characters?",
     claims=("D20",),
-    why="Not chosen by pilot runs yet: the setting is that of neighbouring studies, so a tie at an end of the "
-    "scale says nothing yet.",
+    why="1000 of the 90 000 numbers of five digits are trained on. On a pilot seed subwords and characters "
+    "gave .95 to .99 on new ones, words nothing: a German number is one word, and a new one has never been "
+    "seen.",
     model=core.replace("architecture", EncoderDecoder()),
     train=brief.replace("sampling", Finite(num_samples=1000)),
     tasks={"German": Translate(lengths=digits, tokenisation=BPE(vocab_size=320))},
@@ -27,5 +28,6 @@ ablation = Ablation(
         "words": {"task.tokenisation": Words()},
         "characters": {"task.tokenisation": Characters()},
     },
+    margin=0.05,
     budgets=same_size,
 )
