@@ -13,8 +13,8 @@ from tasks import Reverse
 ablation = Ablation(
     question="Must embeddings be multiplied by √d_model to stand beside positions?",
     claims=("D01",),
-    why="Not chosen by pilot runs yet: the setting is that of neighbouring studies, so a tie at an end of the "
-    "scale says nothing yet.",
+    why="On a pilot seed N(0, 1) learned reverse of up to four symbols after .80 of 600 steps and the others "
+    "after .60 to 1, so that a difference either way can show; with up to six symbols none learned.",
     model=core.replace("position", Sinusoidal()),
     train=brief,
     tasks={"reverse": Reverse(lengths=short)},
