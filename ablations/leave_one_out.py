@@ -17,8 +17,8 @@ from tasks import Reverse
 ablation = Ablation(
     question="Which part of the modern recipe would be missed?",
     claims=("E44",),
-    why="Not chosen by pilot runs yet: the setting is that of neighbouring studies, so a tie at an end of the "
-    "scale says nothing yet.",
+    why="On a pilot seed the modern model learned reverse of up to four symbols after .67 of 600 steps, its "
+    "variants after .60 or not in time; of up to six none did.",
     model=PRESETS["modern-small"].model,
     train=brief,
     tasks={"reverse": Reverse(lengths=short)},
