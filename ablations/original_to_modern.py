@@ -22,8 +22,7 @@ rate = {**hard, "train.learning_rate": 3e-3, "train.schedule": brief.schedule}
 adamw = {**rate, "train.gradient_clip": 1.0, "train.weight_decay": 0.01}
 
 ablation = Ablation(
-    question="Which step from the Transformer of 2017 to a modern one pays?",
-    claims=("D22",),
+    question="Which step from the Transformer of 2017 to a modern one pays?", claims=("D22",),
     why="On a pilot seed the first rungs did not learn reverse of up to four symbols in 600 steps, RoPE did "
     "after .67 of them, later rungs then or later, so that a step can pay or cost.",
     model=start.model, train=start.train.replaced({"steps": 600, "eval_every": 20}),

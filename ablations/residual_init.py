@@ -16,7 +16,8 @@ cells = list(product((2, 8), gains, (0.001, 0.003, 0.01)))
 ablation = Ablation(
     question="Does initialising residual outputs by 1/√(2L) stabilise deep networks?",
     claims=("E29",),
-    why="Not chosen by pilot runs yet.",
+    why="On a pilot seed eight layers learned copy of up to four symbols within 300 steps at .003 with and "
+    "without the gain, at .001 and .01 with it only.",
     model=core,
     train=brief.replace("gradient_clip", None).replace("steps", 300),
     tasks={"copy": Copy(lengths=short)},
