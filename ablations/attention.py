@@ -13,7 +13,9 @@ from tasks import AssociativeRecall, Lengths, Sort
 ablation = Ablation(
     question="What do cheaper attentions cost in quality?",
     claims=("E19", "E42", "E17"),
-    why="Not chosen by pilot runs yet.",
+    why="On a pilot seed full attention sorted up to six symbols in .85 of cases after 600 steps and recalled "
+    "two pairs always, windows sorted in .60 and linear attention recalled in .61: off the ceiling on one "
+    "task, off the floor on both.",
     model=core,
     train=brief,
     tasks={
