@@ -101,7 +101,7 @@ def panels(count: int, height: float = 2.5, *, share_y: bool = True) -> tuple[Fi
     rows = -(-count // columns)
     width = PAGE if columns == 2 else COLUMN * 1.35
     figure = Figure(figsize=(width, height * rows + 0.5))
-    figure.set_layout_engine("constrained", h_pad=0.13)  # inches: the titles of the first row keep their tops
+    figure.set_layout_engine("constrained", h_pad=0.08)  # inches: the titles of the first row keep their tops
     grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y)
     axes = list(grid.flat)
     for spare in axes[count:]:
