@@ -6,27 +6,23 @@ from typing import Any
 import pytest
 from hand_made import blocks, pictures, study
 from small_study import plan, small
-from torch import nn
 
 import harness.study
 from harness.catalogue import cost_document
 from harness.components.attention import (
-    Attention,
     GroupedQuery,
     Linear,
     MultiHead,
     MultiQuery,
-    Parts,
     SlidingWindow,
 )
 from harness.components.feedforward import MoE, ReLU
 from harness.components.position import Learned, NoPE
-from harness.components.shape import Shape
 from harness.cost import LENGTHS
 from harness.report.blocks import Table
 from harness.report.chapters.costs import CHAPTER
 from harness.results import load_study
-from harness.spec import ModelSpec
+from harness.spec import ModelSpec, RunSpec
 from harness.study import Plan, write_plan
 
 MODEL = ModelSpec(d_model=16, num_heads=4, num_layers=2, feedforward=ReLU(d_ff=16), position=NoPE())
@@ -178,22 +174,15 @@ def test_models_that_take_short_sequences_only_have_a_figure_and_no_table(tmp_pa
     assert [block.kind for block in blocks(CHAPTER, found)] == ["text"]
 
 
-class Shy(Attention):
-    """Cannot be built."""
+def test_a_variant_that_cannot_be_counted_is_named_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(spec: RunSpec) -> list[dict[str, float]]:
+        assert not isinstance(spec.model.attention, Linear)
+        return [{"tokens": 256}]
 
-    def build(self, parts: Parts) -> nn.Module:
-        """Raises."""
-        raise ZeroDivisionError("division by zero")
-
-    def cache_elements(self, shape: Shape, tokens: int) -> int:
-        """None."""
-        return 0
-
-
-def test_a_variant_that_cannot_be_counted_is_named_and_stops_nothing(tmp_path: Path) -> None:
-    variants = {"full": {"model.attention": MultiHead()}, "shy": {"model.attention": Shy()}}
-    write_plan(attention_plan(baseline="full", variants=variants), tmp_path, {})
-    costs = load_study(tmp_path).costs
-    assert set(costs["variant"]) == {"full"}
+    monkeypatch.setattr(harness.study, "costs_by_length", raising)
+    write_plan(attention_plan(), tmp_path, {})
+    assert set(load_study(tmp_path).costs["variant"]) == set(ATTENTIONS) - {"linear"}
     found = made(tmp_path, "\n".join(line for line in COSTS.splitlines() if "linear" not in line))
     assert blocks(CHAPTER, found)[-1].text.endswith("Not counted, as counting raised an error: linear.")  # type: ignore[union-attr]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.components.position import Position, PositionEncoding, RoPE, Sinusoidal
-from harness.components.shape import Shape
+import harness.forecast
+from harness.components.position import RoPE, Sinusoidal
 from harness.cost import training_flops
 from harness.forecast import forecast, training_cost
 from harness.record import RunRecord, Status
@@ -138,20 +138,11 @@ def test_stale_and_corrupt_records_are_named_and_left_alone(tmp_path: Path) -> N
     assert sorted(tmp_path.rglob("*")) == files
 
 
-class Unbuildable(Position):
-    """A user's level with a slip in it."""
-
-    def build(self, shape: Shape) -> PositionEncoding:
-        """Raises."""
+def test_a_level_that_cannot_be_counted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raising(spec: RunSpec) -> tuple[int, float]:
         raise ZeroDivisionError("division by zero")
 
-
-def test_a_level_that_cannot_be_built_is_named(tmp_path: Path) -> None:
-    plan = planned()
-    broken = plan.ablation.model_copy(
-        update={"variants": {"sinusoidal": {}, "mine": {"model.position": Unbuildable()}}}
-    )
-    with pytest.raises(
-        UserError, match=r"mine on copy: its cost cannot be counted \(ZeroDivisionError: division by zero\)"
-    ):
-        forecast(make_plan("foretold", broken, budget="quick", seeds=1, device="cpu"), tmp_path)
+    monkeypatch.setattr(harness.forecast, "training_cost", raising)
+    cause = r"sinusoidal on copy: its cost cannot be counted \(ZeroDivisionError: division by zero\)"
+    with pytest.raises(UserError, match=cause):
+        forecast(planned(), tmp_path)

@@ -283,7 +283,7 @@ def test_an_unsupported_length_scores_zero_and_is_marked() -> None:
 
 @pytest.mark.parametrize(
     ("position", "backend", "words"),
-    [(RoPE(), "flash", "every call"), (T5Bias(), "math", "T5Bias adds a trained"), (NoPE(), "flash", "every call")],
+    [(RoPE(), "flash", "every call"), (T5Bias(), "math", "T5Bias adds a T×T bias"), (NoPE(), "flash", "every call")],
 )
 def test_the_backend_that_ran_is_recorded_with_its_reason(position: Any, backend: str, words: str) -> None:
     ledger = run(tiny(steps=2, model={"position": position})).ledger
@@ -292,7 +292,7 @@ def test_the_backend_that_ran_is_recorded_with_its_reason(position: Any, backend
 
 
 def test_asking_for_flash_where_it_cannot_run_is_an_error_with_the_reason() -> None:
-    with pytest.raises(ValidationError, match=r"train.kernel = Flash cannot run: T5Bias adds a trained"):
+    with pytest.raises(ValidationError, match=r"train.kernel = Flash cannot run: T5Bias adds a T×T bias"):
         tiny(model={"position": T5Bias()}, kernel=Flash())
     assert run(tiny(steps=2, kernel=Flash())).ledger["attention_backend"] == "flash"
 
