@@ -11,6 +11,7 @@ from harness.report.wording import (
     STATUSES,
     counted,
     decimal,
+    difference,
     interval,
     listed,
     metric_name,
@@ -102,7 +103,7 @@ def _on_task(task: str, comparison: pd.DataFrame, document: dict[str, Any]) -> s
 
 
 def _with_difference(row: dict[Any, Any], document: dict[str, Any]) -> str:
-    size = f"{decimal(row['difference'], 2, signed=True)} {interval(row['low'], row['high'], 2)}"
+    size = f"{difference(row['difference'])} {interval(row['low'], row['high'], 2)}"
     other = document.get("against", {}).get(row["variant"])
     return f"{quoted(row['variant'])} ({f'to {quoted(other)} ' if other else ''}{size})"
 

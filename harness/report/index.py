@@ -9,7 +9,7 @@ import pandas as pd
 
 from harness.report.answer import DECIDED
 from harness.report.tables import records
-from harness.report.wording import FAILURES, STATUSES, decimal, is_known, listed, markdown
+from harness.report.wording import FAILURES, STATUSES, difference, is_known, listed, markdown
 from harness.schema import quoted
 
 
@@ -62,7 +62,7 @@ def _variants(group: pd.DataFrame, facts: dict[str, Any]) -> str:
     for variant, rows in group.groupby("variant", sort=False):
         known = [row for row in records(rows) if is_known(row["difference"])]
         names = [f"{row['task']} " if len(facts["tasks"]) > 1 else "" for row in known]
-        sizes = [name + decimal(row["difference"], 2, signed=True) for name, row in zip(names, known, strict=True)]
+        sizes = [name + difference(row["difference"]) for name, row in zip(names, known, strict=True)]
         other = rows["reference"].iloc[0]
         sizes = sizes if other == facts["baseline"] else [f"to {quoted(other)}", *sizes]
         found.append(f"{quoted(str(variant))} ({', '.join(sizes)})" if sizes else quoted(str(variant)))

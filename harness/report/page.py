@@ -25,6 +25,7 @@ from harness.report.wording import (
     STATUSES,
     counted,
     decimal,
+    difference,
     interval,
     is_known,
     listed,
@@ -121,7 +122,7 @@ def _glance(found: Findings) -> Table | None:
         return None
     cells = {(row["variant"], row["task"]): row for row in records(table)}
     rows = [
-        [Cell(versus(document, name)), *(_verdict_cell(cells[name, t], difference=True) for t in document["tasks"])]
+        [Cell(versus(document, name)), *(_verdict_cell(cells[name, t], sized=True) for t in document["tasks"])]
         for name in variants_of(document)[1:]
     ]
     others = ", or against what is named in brackets" if document.get("against") else ""
@@ -132,9 +133,9 @@ def _glance(found: Findings) -> Table | None:
     return Table(["variant", *document["tasks"]], rows, caption)
 
 
-def _verdict_cell(row: dict[Any, Any], *, difference: bool = False) -> Cell:
+def _verdict_cell(row: dict[Any, Any], *, sized: bool = False) -> Cell:
     verdict = str(row["verdict"])
-    amount = f" {decimal(row['difference'], 2, signed=True)}" if difference and is_known(row["difference"]) else ""
+    amount = f" {difference(row['difference'])}" if sized and is_known(row["difference"]) else ""
     return Cell(f"{SYMBOLS.get(verdict, '?')} {verdict}{amount}", verdict)
 
 

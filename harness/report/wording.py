@@ -50,6 +50,11 @@ def decimal(value: Any, digits: int = 3, *, signed: bool = False) -> str:
     return text.replace("-", MINUS)
 
 
+def difference(value: Any) -> str:
+    """A difference, signed: two decimals, or three where two would say 0.00 of what may well be significant."""
+    return decimal(value, 3 if is_known(value) and abs(value) < 0.005 else 2, signed=True)
+
+
 def interval(low: Any, high: Any, digits: int = 3, *, signed: bool = True) -> str:
     """`[+0.102, +0.310]`, of a difference; a dash where there is none."""
     if not (is_known(low) and is_known(high)):
