@@ -31,7 +31,7 @@ from harness.report.tables import (
     seed_differences,
     verdicts,
 )
-from harness.report.wording import decimal, interval, quantity, ranges, seconds
+from harness.report.wording import decimal, difference, interval, quantity, ranges, seconds
 from harness.results import StudyData, load_study
 from harness.schema import flatten
 from harness.stats import compare
@@ -756,3 +756,11 @@ def test_frequency_order_is_measured_on_the_table() -> None:
 )
 def test_numbers_are_written_for_people(shown: str, expected: str) -> None:
     assert shown == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.104, "+0.10"), (-0.0051, "−0.01"), (0.0049, "+0.005"), (-0.002, "−0.002"), (0.0, "0.000"), (math.nan, "–")],
+)
+def test_a_difference_that_two_decimals_would_hide_has_three(value: float, said: str) -> None:
+    assert difference(value) == said
