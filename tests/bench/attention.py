@@ -44,7 +44,7 @@ CACHED = (256, 1024, 4096, 16_384)
 MIB = 2**20
 KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}  # of glibc, in bytes
 REPEATS = 3
-OUT = Path("results/reference/attention")
+OUT = Path("results/reference/bench-attention")
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def blocks(found: Findings, costs: pd.DataFrame) -> Sequence[Block]:
     columns = ["variant", "tokens", "parameters", "active", *(f"{title}, {unit}" for title, unit in PANELS.values())]
     said = (
         "These costs are counted on the model of the first task, not measured, and a kernel may be far from them: "
-        "results/reference/attention has measured times and memory of every attention variant."
+        "results/reference/bench-attention has measured times and memory of every attention variant."
     )
     if unknown := [quoted(name) for name in variants_of(document) if name not in set(costs["variant"])]:
         said += f" Not counted, as counting raised an error: {listed(unknown)}."
