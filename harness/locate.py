@@ -4,14 +4,12 @@
 A study is called after its file, with dashes: `output_projection.py` is the study `output-projection`.
 """
 
-import json
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from harness.schema import UserError, nearest, read_json
+from harness.schema import UserError, nearest
 from harness.sources import ROOT, load_source
 
 if TYPE_CHECKING:
@@ -99,10 +97,7 @@ def _read_json(file: Path) -> "Ablation":
     from harness.study import Ablation
 
     try:
-        text = file.read_text()
-        with suppress(json.JSONDecodeError):  # which parsing says better
-            read_json(text)
-        return Ablation.parse(text)
+        return Ablation.parse(file.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: cannot be read ({error})") from error
     except UserError as error:

@@ -9,6 +9,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -97,6 +98,9 @@ class Spec(BaseModel):
             UserError: naming the path and the value, where the document is not such a spec.
         """
         text = document if isinstance(document, str) else json.dumps(document)
+        if isinstance(document, str):
+            with suppress(json.JSONDecodeError):  # which pydantic says better
+                read_json(document)
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:

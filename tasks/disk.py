@@ -2,10 +2,11 @@
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from harness.record import write_atomically
 
 DIGEST = hashlib.sha256().digest_size
 
@@ -32,14 +33,5 @@ def cached(key: str, make: Callable[[], bytes]) -> bytes:
             return content
     content = make()
     with suppress(OSError):
-        _write(file, hashlib.sha256(content).digest() + content)
+        write_atomically(file, hashlib.sha256(content).digest() + content)
     return content
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Whole or not at all, whoever else writes it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(handle, "wb") as opened:
-        opened.write(content)
-    Path(partial).replace(file)
