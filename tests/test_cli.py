@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -227,11 +228,11 @@ def test_an_ablation_can_be_json(call: Caller, tmp_path: Path) -> None:
     assert call("ablate", tmp_path / "mine.json", "--plan")[0] == 2
 
 
-# One study, from Ctrl-C to its report, shared by the tests below and by all test processes
+# One study, from Ctrl-C to its report: conducted once for all test processes; each test has a copy
 
 
 @pytest.fixture(scope="session")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def conducted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `mine.py`, `results/mine` and what two invocations said: interrupted, then finished."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "cli_study"
@@ -242,6 +243,12 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
             conduct(folder)
         fcntl.flock(lock, fcntl.LOCK_UN)
     return folder
+
+
+@pytest.fixture
+def study(conducted: Path, tmp_path: Path) -> Path:
+    """A copy of the conducted study, so that no test sees what another does to it."""
+    return shutil.copytree(conducted, tmp_path / "study")
 
 
 def conduct(folder: Path) -> None:
@@ -302,8 +309,8 @@ def test_a_finished_study_is_recognised_and_nothing_is_redrawn(study: Path, call
 
 
 def test_a_plan_costs_what_is_left_and_writes_nothing(study: Path, call: Caller) -> None:
-    def files() -> dict[Path, int]:  # not results/reference, into which another worker's test may publish meanwhile
-        return {path: path.stat().st_mtime_ns for path in (study / "results" / "mine").rglob("*")}
+    def files() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (study / "results").rglob("*")}
 
     before = files()
     asked = ("ablate", study / "mine.py", "--budget", "smoke", "--results", study / "results", "--plan")
@@ -352,8 +359,9 @@ def test_status_names_who_runs_a_study(study: Path, call: Caller) -> None:
         asked = ("ablate", study / "mine.py", "--budget", "smoke", "--results", study / "results")
         code, _, err = call(*asked)
         assert code == 2
-        assert is_one_sentence(err)
-        assert "'mine' is being run by process" in err
+        refusal = err.splitlines(keepends=True)[-1]  # below what the user's file prints
+        assert is_one_sentence(refusal)
+        assert "'mine' is being run by process" in refusal
 
 
 def test_an_unknown_study_gets_the_nearest_name(study: Path, call: Caller) -> None:
