@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -25,6 +25,11 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass as _ModelMetaclass
+else:
+    _ModelMetaclass = type(BaseModel)
 
 # Packages whose outputs are versioned by `result_version`; any other source is identified by its text.
 OWN_PACKAGES = ("harness", "tasks", "ablations")
@@ -54,10 +59,26 @@ def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
     return f"{hint}known: {', '.join(repr(k) if ',' in k else k for k in sorted(known)) or 'none'}"
 
 
-class Spec(BaseModel):
+class _Refusing(_ModelMetaclass):
+    """Has a spec that is written in Python refused in the sentence that its document would be.
+
+    Not in `__init__`, which pydantic would call for the specs inside a document too: their paths would be lost.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except ValidationError as error:
+            raise UserError(explain(error)) from None
+
+
+class Spec(BaseModel, metaclass=_Refusing):
     """Strict data: frozen, keyword-only, no unknown keys, no coercion, no NaN.
 
     `result_version` is raised when the same fields start to give other results; fingerprints include it.
+
+    Raises:
+        UserError: a field is unknown or impossible, or fields do not fit together.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
@@ -86,6 +107,9 @@ class Spec(BaseModel):
                 )
         return {name: _tuples(inner) for name, inner in value.items()}
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise UserError(f"{name} = {value!r}: a spec stays as it is; `spec.replace({name!r}, …)` is a changed copy")
+
     def document(self) -> dict[str, Any]:
         """The spec as plain JSON data; `type(spec).parse(spec.document()) == spec`."""
         return self.model_dump(mode="json")
@@ -104,7 +128,7 @@ class Spec(BaseModel):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            raise UserError(explain(error)) from error
+            raise UserError(explain(error)) from None
 
     def replace(self, path: str, value: Any) -> Self:
         """A copy with the field at a dotted path (`model.position.base`) set to `value` and everything validated anew.

@@ -15,9 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pydantic import ValidationError
-
-from harness.schema import OWN_PACKAGES, UserError, explain
+from harness.schema import OWN_PACKAGES, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = "__harness_source__"  # where a loaded module keeps the text it was made from
@@ -118,8 +116,6 @@ def _sentence(file: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename == str(file):
         line = error.lineno
     where = f"{file}, line {line}" if line else str(file)
-    if isinstance(error, ValidationError):
-        return f"{where}: {explain(error)}"
     if isinstance(error, UserError):
         return f"{where}: {error}"
     message = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())

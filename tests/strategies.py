@@ -6,9 +6,8 @@ from typing import Any, Literal, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt
 from hypothesis import reject
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from harness.schema import Level, Spec, is_foreign
+from harness.schema import Level, Spec, UserError, is_foreign
 from harness.spec import ModelSpec
 from tasks import Lengths
 
@@ -96,7 +95,7 @@ def _made(kind: type[Spec], **given: Any) -> Spec:
     """The spec, unless its parts cannot be combined."""
     try:
         return kind(**given)
-    except ValidationError:
+    except UserError:
         reject()
 
 
@@ -108,7 +107,7 @@ def models() -> Strategy:
 def _model(given: dict[str, Any]) -> ModelSpec | None:
     try:
         return ModelSpec(**given)
-    except ValidationError:
+    except UserError:
         return None
 
 

@@ -13,11 +13,10 @@ from typing import Annotated, Any, get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from strategies import specs
 
 from harness.components.position import ALiBi, Learned, NoPE, Position, RoPE, Sinusoidal, T5Bias
-from harness.schema import Changes, Level, Spec, UserError, canonical_json, explain, fingerprint, nearest
+from harness.schema import Changes, Level, Spec, UserError, canonical_json, fingerprint, nearest
 from harness.sources import ROOT, load_source
 from harness.spec import ModelSpec, RunSpec, TrainSpec
 from tasks import Copy, Lengths, Reverse, Task
@@ -126,21 +125,21 @@ def test_a_missing_field_is_named() -> None:
 
 
 def test_specs_are_frozen_and_keyword_only() -> None:
-    with pytest.raises(ValidationError, match="frozen"):
+    with pytest.raises(UserError, match=r"^seed = 1: a spec stays as it is; .spec.replace"):
         RUN.seed = 1  # type: ignore[misc]
     with pytest.raises(TypeError):
         RoPE(10.0)  # type: ignore[call-arg]
-    with pytest.raises(ValidationError, match="bse"):
+    with pytest.raises(UserError, match="bse"):
         RoPE(bse=10.0)  # type: ignore[call-arg]
 
 
 def test_keywords_are_as_strict_as_documents() -> None:
     for wrong in ({"d_model": "64"}, {"d_model": 64.0}, {"num_heads": 0}, {"position": ALiBi}, {"position": Copy()}):
-        with pytest.raises(ValidationError):
+        with pytest.raises(UserError):
             ModelSpec(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(UserError) as caught:
         TrainSpec(learning_rate=float("nan"))
-    assert explain(caught.value) == "learning_rate = nan: input should be a finite number"
+    assert str(caught.value) == "learning_rate = nan: input should be a finite number"
 
 
 IMPOSSIBLE: list[tuple[Callable[[], Spec], list[str]]] = [
@@ -166,9 +165,9 @@ IMPOSSIBLE: list[tuple[Callable[[], Spec], list[str]]] = [
 
 @pytest.mark.parametrize(("make", "words"), IMPOSSIBLE, ids=lambda x: x[0] if isinstance(x, list) else "")
 def test_an_impossible_combination_names_field_value_and_remedy(make: Callable[[], Spec], words: list[str]) -> None:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(UserError) as caught:
         make()
-    message = explain(caught.value)
+    message = str(caught.value)
     assert "\n" not in message
     assert all(word in message for word in words), message
 
@@ -476,7 +475,7 @@ def test_a_subclass_of_what_is_no_axis_is_refused_rather_than_cut() -> None:
 
         return RunSpec(task=Copy(), train=Extended(extra=2))
 
-    with pytest.raises((UserError, ValidationError), match="TrainSpec"):
+    with pytest.raises(UserError, match="TrainSpec"):
         run()
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
+from harness.schema import UserError
 from tasks import Batch, Copy, Lengths, Reverse, SymbolTask, Task
 from tasks.task import BOS, EOS, FIRST_SYMBOL, IGNORED, PAD, SEP, padded
 
@@ -63,7 +63,7 @@ def test_special_tokens_are_four_different_ones() -> None:
 
 @pytest.mark.parametrize("symbols", [0, 1, -3])
 def test_a_task_needs_two_symbols(symbols: int) -> None:
-    with pytest.raises(ValidationError, match="greater than or equal to 2"):
+    with pytest.raises(UserError, match="greater than or equal to 2"):
         Copy(num_symbols=symbols)
 
 
