@@ -2,7 +2,8 @@
 
 Bears on E19 (grouped-query loses almost nothing, multi-query a little), E42 (window + global + random approaches full
 attention; in a decoder the global token is the first, which sees only itself, so the random keys carry it) and E17
-(linear attention is less expressive), on recall of two pairs, and on sorting, which is below the ceiling.
+(linear attention is less expressive), on recall of two pairs, which lie within a window's reach (`window` asks for what
+lies beyond), and on sorting, which is below the ceiling.
 """
 
 from ablations.baseline import brief, core, same_size, trained

@@ -15,12 +15,10 @@ from harness.presets import PRESETS
 from tasks import Reverse
 
 ablation = Ablation(
-    question="Which part of the modern recipe would be missed?",
-    claims=("E44",),
+    question="Which part of the modern recipe would be missed?", claims=("E44",),
     why="On a pilot seed the modern model learned reverse of up to four symbols after .67 of 600 steps, its "
     "variants after .60 or not in time; of up to six none did.",
-    model=PRESETS["modern-small"].model,
-    train=brief,
+    model=PRESETS["modern-small"].model, train=brief,
     tasks={"reverse": Reverse(lengths=short)},
     axes=(
         "model.norm_placement", "model.norm", "model.position", "model.init.embedding", "model.feedforward",

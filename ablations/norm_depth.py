@@ -1,10 +1,10 @@
 """Is Post-LN unstable when deep, and does warm-up mend it?
 
 Bears on E22 (Post-LN is unstable when deep and needs warm-up; Pre-LN needs less, or none): depth (2, 8) × placement ×
-warm-up × learning rate, without clipping. Warm-up is compared with none, Post-LN with Pre-LN, all else being equal.
+warm-up × learning rate (two: no bound is searched), no clipping. Warm-up is compared with none, Post-LN with Pre-LN.
 """
 
-from ablations.baseline import brief, core, short, smoke
+from ablations.baseline import brief, core, same_size, short
 from harness import Ablation, Budget
 from harness.components.norm import PostNorm
 from tasks import Copy
@@ -35,6 +35,5 @@ ablation = Ablation(
         "deep Post, warm-up, .003": "deep Post, .003", "deep Post, .01": "deep Pre, .01",
         "deep Post, warm-up, .01": "deep Post, .01",
     },
-    score="learning_time", higher_is_better=False,
-    budgets={"smoke": smoke, "quick": Budget(seeds=10), "full": Budget(seeds=20)},
+    score="learning_time", higher_is_better=False, budgets={**same_size, "quick": Budget(seeds=10)},
 )  # fmt: skip

@@ -1,7 +1,8 @@
 """Which position encoding lets a Transformer copy and reverse sequences longer than it was trained on?
 
 Bears on the articles' claims E10 (sinusoidal extrapolates poorly), E11 (learned positions do not; their untrained rows
-are measured), E12 and E37 (RoPE does, and better than sinusoidal), E14 (ALiBi does). The report says how each fares.
+are measured), E12 and E37 (RoPE does, and better than sinusoidal), E14 (ALiBi does; of the tasks where exact positions
+matter these are two, retrieval is not asked). The report says how each fares.
 """
 
 from ablations.baseline import budgets, lengths, model, train

@@ -19,7 +19,10 @@ ablation = Ablation(
     "seen.",
     model=core.replace("architecture", EncoderDecoder()),
     train=brief.replace("sampling", Finite(num_samples=1000)),
-    tasks={"German": Translate(lengths=digits, tokenisation=BPE(vocab_size=320))},
+    tasks={
+        "German": Translate(lengths=digits, tokenisation=BPE(vocab_size=320)),
+        "French": Translate(lengths=digits, tokenisation=BPE(vocab_size=320), to_language="fr"),
+    },
     axes=("task.tokenisation",),
     baseline="320 subwords",
     variants={

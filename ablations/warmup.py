@@ -1,6 +1,6 @@
 """Does a large learning rate blow up without warm-up, and do 1–5 % of it mend that?
 
-Bears on E24: warm-up × learning rate, Pre-LN, without clipping.
+Bears on E24: warm-up × learning rate, Pre-LN, without clipping. `norm-depth` has the same for Post-LN and deep models.
 """
 
 from ablations.baseline import brief, core, same_size, trained

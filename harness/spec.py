@@ -209,9 +209,10 @@ class Padded(Sampling):
 class Finite(Sampling):
     """`num_samples` samples, seen again every epoch in a new order: for claims about generalisation.
 
-    The samples are spread evenly over the training lengths; a batch has one length.
+    The samples are spread evenly over the training lengths; a batch has one length. Evaluation leaves them out.
     """
 
+    result_version = 2
     num_samples: Annotated[int, Changes("data"), Ge(1)] = 1000
 
     def batch(

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -25,10 +26,13 @@ def test_there_are_ablations() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_ablation_file_is_short_data_with_a_question(name: str) -> None:
     text = ablation_files()[name].read_text()
-    assert len(text.splitlines()) <= 40
-    loops = (ast.For, ast.While, ast.If, ast.FunctionDef, ast.ClassDef, ast.With, ast.ListComp, ast.DictComp)
-    assert not [node for node in ast.walk(ast.parse(text)) if isinstance(node, loops)]
+    assert len(text.splitlines()) < 40
+    code = (ast.For, ast.While, ast.If, ast.FunctionDef, ast.ClassDef, ast.With, ast.Lambda)
+    code += (ast.ListComp, ast.DictComp, ast.SetComp, ast.GeneratorExp)
+    tree = ast.parse(text)
+    assert not [node for node in ast.walk(tree) if isinstance(node, code)]
     ablation = find_ablation(name).ablation
+    assert set(ablation.claims) == set(re.findall(r"\b[DE]\d\d\b", ast.get_docstring(tree) or ""))
     assert ablation.question.endswith("?")
     assert len(ablation.why) > 40
     assert {"smoke", "quick", "full"} <= set(ablation.budgets)
@@ -73,3 +77,11 @@ def test_quick_has_seeds_enough_to_decide_something() -> None:
 def test_every_claim_named_is_one_of_the_lists() -> None:
     named = {claim for name in NAMES for claim in find_ablation(name).ablation.claims}
     assert all(len(claim) == 3 and claim[0] in "ED" and claim[1:].isdigit() for claim in named)
+
+
+def test_the_ladder_ends_where_leave_one_out_begins() -> None:
+    ends = [
+        make_plan(name, find_ablation(name).ablation, budget="quick", seeds=1, device="cpu").cells[index].spec
+        for name, index in (("original-to-modern", -1), ("leave-one-out", 0))
+    ]
+    assert ends[0] == ends[1]

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from harness.components.architecture import Architecture, DecoderOnly, EncoderDecoder, EncoderOnly
 from harness.components.position import Learned, RoPE
 from harness.evaluate import (
     ANSWERED,
@@ -19,6 +20,7 @@ from harness.evaluate import (
     all_lengths,
     answer_metrics,
     calibration_error,
+    fresh_batch,
     greedy_agreement,
     read_batch,
     read_lengths,
@@ -31,8 +33,8 @@ from harness.evaluate import (
 )
 from harness.spec import Finite, Fresh, ModelSpec, RunSpec, TrainSpec
 from harness.transformer import Transformer, build_model
-from tasks import Batch, Copy, Lengths, Reverse, Task
-from tasks.task import EOS, IGNORED, SEP
+from tasks import Batch, Copy, Lengths, Reverse, Task, Translate
+from tasks.task import EOS, IGNORED, PAD, SEP
 
 CPU = torch.device("cpu")
 LENGTHS = Lengths(train=(2, 4), test=(5, 7))
@@ -208,6 +210,38 @@ def test_finite_data_mark_no_more_than_they_hold() -> None:
     )
     assert [length for length in (2, 3, 4) if was_seen(fresh, length)] == [2, 3, 4]
     assert [length for length in (2, 3, 4) if was_seen(finite, length)] == [2]
+
+
+@pytest.mark.parametrize("architecture", [DecoderOnly(), EncoderDecoder(), EncoderOnly()], ids=lambda level: level.kind)
+def test_evaluation_leaves_out_what_finite_training_holds(architecture: Architecture) -> None:
+    finite = spec(sampling=Finite(num_samples=300), steps=1000).replace("model.architecture", architecture)
+    length = 2  # 100 of its 256 sources are trained on
+    drawn, kept = finite.batch("eval", 0, 500, length, CPU), fresh_batch(finite, "eval", 500, length)
+    pool = finite.training_pool(length, CPU)
+    assert pool is not None
+
+    def rows(batch: Batch) -> list[tuple[int, ...]]:
+        return [tuple(row) for row in (batch.inputs if batch.source is None else batch.source).tolist()]
+
+    known = set(rows(pool))
+    assert rows(kept) == [row for row in rows(drawn) if row not in known]
+    assert 0.5 < len(rows(kept)) / 500 < 0.8  # (1 − 1/256)¹⁰⁰ = .68 of the space is left
+
+
+def test_evaluation_leaves_out_padded_sequences_too() -> None:
+    task = Translate(lengths=Lengths(train=(2, 2), test=()))
+    finite = spec(task, sampling=Finite(num_samples=45), steps=1000)
+    drawn, kept = finite.batch("eval", 0, 200, 2, CPU), fresh_batch(finite, "eval", 200, 2)
+    pool = finite.training_pool(2, CPU)
+    assert pool is not None
+    known = {tuple(task.oracle([t for t in row if t != PAD])) for row in sources_of(pool)}
+    answers = [tuple(task.oracle([t for t in row if t != PAD])) for row in sources_of(drawn)]
+    assert len(kept.inputs) == sum(answer not in known for answer in answers)
+
+
+def sources_of(batch: Batch) -> list[list[int]]:
+    """What stands between BOS and SEP."""
+    return [row[1 : row.index(SEP)] for row in batch.inputs.tolist()]
 
 
 def test_a_model_that_diverged_scores_zero_everywhere() -> None:

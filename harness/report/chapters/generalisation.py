@@ -32,8 +32,8 @@ WITH_INTERVAL = (GAP, CALIBRATION)
 
 TERMS_OF_GAP = (
     "Generalisation gap: exact match on the training samples minus exact match on fresh sequences of the same lengths; "
-    "0 where nothing is known by heart only. A length with few sequences has fresh ones that training saw, which "
-    "narrows it. Losses are in nats a token, without label smoothing."
+    "0 where nothing is known by heart only. Fresh ones do not stand among the training samples, unless a length has "
+    "hardly more sequences than those. Losses are in nats a token, without label smoothing."
 )
 TERMS_OF_CALIBRATION = (
     "Calibration: a model is calibrated if, of the tokens to which it gives a probability of 0.8, 80 % are right. The "
