@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from harness.conduct import run_study
     from harness.runner import run
+    from harness.schema import UserError
     from harness.spec import ModelSpec, RunSpec, TrainSpec
     from harness.study import Ablation, Budget
 
-__all__ = ["Ablation", "Budget", "ModelSpec", "RunSpec", "TrainSpec", "run", "run_study"]
+__all__ = ["Ablation", "Budget", "ModelSpec", "RunSpec", "TrainSpec", "UserError", "run", "run_study"]
 
 _HOMES = {
     "Ablation": "harness.study",
@@ -20,6 +21,7 @@ _HOMES = {
     "ModelSpec": "harness.spec",
     "RunSpec": "harness.spec",
     "TrainSpec": "harness.spec",
+    "UserError": "harness.schema",
     "run": "harness.runner",
     "run_study": "harness.conduct",
 }
