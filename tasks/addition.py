@@ -6,6 +6,8 @@
 Carries run from the last digit to the first, the answer is written from the first to the last: `reversed_digits`
 turns it round, after which every digit needs only what stands before it (Lee et al. 2023, arXiv:2307.03381). Length
 counts the digits of one number.
+
+The dial is the lengths, `reversed_digits` (easier) and `num_symbols`, the base: base² sums of digits are to be learned.
 """
 
 from typing import Annotated

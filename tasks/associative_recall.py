@@ -5,6 +5,8 @@
 
 Many lookups in one sequence (multi-query associative recall, Arora et al. 2023, arXiv:2312.04927): a state of fixed
 size forgets as the pairs, which are what length counts, grow in number.
+
+The dial is the lengths, pairs to keep apart, and `num_symbols`: half of them are keys to tell from each other.
 """
 
 import torch

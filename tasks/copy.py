@@ -5,6 +5,8 @@
 
 Solved by attending to the token one source length back; length extrapolation asks whether that rule was learned, or a
 table of absolute positions.
+
+The dial is the lengths, and `num_symbols`: of fewer symbols more look alike, and what follows one tells less.
 """
 
 from torch import Tensor

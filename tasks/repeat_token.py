@@ -5,6 +5,8 @@
 
 No token looks different from its neighbours, so attention by content finds nothing: the model has to count, and to
 stop.
+
+The dial is the lengths: how far there is to count.
 """
 
 import torch

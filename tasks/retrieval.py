@@ -3,8 +3,10 @@
     BOS c 3 a 7 d 1 a SEP 7 EOS
         └ pairs ┘ asked └ answer
 
-How far back the asked pair lies is the dial: a window of w tokens in L layers reaches L · (w − 1) of them. Length
-counts pairs (one step of the induction of Olsson et al. 2022, arXiv:2209.11895).
+Length counts pairs (one step of the induction of Olsson et al. 2022, arXiv:2209.11895).
+
+The dial is `distance`, how far back the asked pair lies (a window of w tokens in L layers reaches L · (w − 1) of them),
+the lengths, and `num_symbols`: half of them are keys to tell from each other.
 """
 
 from typing import Annotated

@@ -4,6 +4,8 @@
               └─ answer ─┘
 
 The token to attend to moves back by two with every token written, so no fixed distance solves it.
+
+The dial is the lengths, and `num_symbols`: of fewer symbols more look alike, and what stands before one tells less.
 """
 
 from torch import Tensor

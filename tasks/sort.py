@@ -5,6 +5,8 @@
 
 Each answer token depends on all of the source and on how often its symbol has been written: order of positions does not
 matter, counting does where symbols repeat. With more symbols than tokens few repeat.
+
+The dial is the lengths, and `num_symbols`: more symbols are a longer order to learn, fewer repeat and must be counted.
 """
 
 from torch import Tensor

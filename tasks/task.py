@@ -3,6 +3,9 @@
 One length a batch, so that no arithmetic is spent on padding. A model is trained and scored on the answer. How source
 and answer become tokens follows from the architecture (`harness.layout`); a decoder's sequence is `BOS source SEP
 answer EOS`, of which it reads all but the last. Each batch is a pure function of (seed, stream, step).
+
+Chance: a model that guesses uniformly over the V tokens of the vocabulary is right with probability V^−m on an answer
+of m tokens, the end token counted where it is scored; one that knows which tokens answers are made of does better.
 """
 
 from abc import abstractmethod
