@@ -98,3 +98,8 @@ def pictures(chapter: Chapter, found: Findings) -> list[Picture]:
 def blocks(chapter: Chapter, found: Findings) -> list[Block]:
     """What a chapter says of a study; nothing where it finds nothing."""
     return [block for each, table in called_for(found) if each is chapter for block in each.blocks(found, table)]
+
+
+def seen(chapter: Chapter, found: Findings) -> str:
+    """The clause that a chapter has for the answer; empty where it finds nothing."""
+    return "".join(each.seen(found, table) for each, table in called_for(found) if each is chapter)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hand_made import blocks, pictures
+from hand_made import blocks, pictures, seen
 from small_study import plan, small
 
 from harness.evaluate import METRICS
@@ -119,6 +119,14 @@ def test_the_table_has_the_means_of_the_runs_and_their_intervals(tmp_path: Path)
     assert cells["loss, training samples"] == "0.010"
     assert cells["calibration error"] == f"{mean(run['eval/calibration_error'] for run in runs):.3f}"
     assert "no test was made" in table.caption
+
+
+def test_its_clause_has_the_baselines_numbers_and_those_of_the_others(tmp_path: Path) -> None:
+    said = seen(CHAPTER, findings(studied(tmp_path / "finite", small(**FINITE), by_heart)))
+    assert said.startswith("generalisation gap on copy +0.35 with sinusoidal, +0.20 with none, +0.20 with rope; ")
+    assert "calibration error on reverse 0.07 with sinusoidal, 0.04 with" in said
+    smoothed = seen(CHAPTER, findings(studied(tmp_path / "fresh", small(**SMOOTHED), answers)))
+    assert smoothed.startswith("calibration error on copy ")
 
 
 def test_without_finite_data_there_is_no_word_of_training_samples(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hand_made import blocks, pictures
+from hand_made import blocks, pictures, seen
 from small_study import plan, small
 
 import harness.report
@@ -148,6 +148,21 @@ def test_the_table_says_what_is_within_reach(tmp_path: Path) -> None:
         ["window 5, deep", "16", "0.500, inside", "0.500, inside", "0.500, value only"],
         ["global", "–", "0.500", "0.500", "0.500"],
     ]
+
+
+def test_its_clause_tells_what_is_within_reach_from_what_is_beyond(tmp_path: Path) -> None:
+    found = findings(write_study(tmp_path / "s", document()))
+    table = retrieved(found)
+    table["score"] = [
+        0.9 if reach > tokens else 0.02 for tokens, reach in zip(table["tokens"], table["reach"], strict=True)
+    ]
+    assert CHAPTER.seen(found, table) == (
+        "of windows alone, mean exact match 0.90 within reach, 0.02 with the value alone in reach, 0.02 beyond reach"
+    )
+    open_ = document(
+        variants={"full": {"model.attention": MultiHead()}, "global": {"model.attention": Longformer(window=5)}}
+    )
+    assert seen(CHAPTER, findings(write_study(tmp_path / "open", open_))) == ""
 
 
 def test_the_figure_shows_every_variant_by_distance_and_windows_by_reach(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,25 +14,39 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hand_made import study as study_by_hand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import harness.report
 from harness.record import RunRecord, Score
-from harness.report import answer, csv, write_report
+from harness.report import answer, chapters, csv, write_report
+from harness.report.blocks import Cell, Table
+from harness.report.chapters.chapter import Chapter
 from harness.report.index import answers, as_markdown
 from harness.report.inside import block, changes, maps_across, similarity
 from harness.report.tables import (
+    bounds,
     by_length,
     comparison,
     failures,
     ledger,
+    missed_gate,
     runs_table,
     scores_table,
     seed_differences,
     verdicts,
 )
-from harness.report.wording import decimal, difference, interval, quantity, ranges, seconds
+from harness.report.wording import (
+    beside_baseline,
+    decimal,
+    difference,
+    interval,
+    quantity,
+    ranges,
+    seconds,
+    with_interval,
+)
 from harness.results import StudyData, load_study
 from harness.schema import flatten
 from harness.stats import compare
@@ -450,7 +465,14 @@ def test_a_variant_may_be_compared_with_another_than_the_baseline(tmp_path: Path
     assert seeds.to_dict() == pytest.approx(table["difference"].dropna().to_dict())
     write_report(data, tmp_path)
     text = (tmp_path / "report.md").read_text()
-    assert "ALiBi \\[RoPE\\]" in text
+    for variant, other in ladder.items():
+        rows = [line.split(" | ") for line in text.splitlines() if line.startswith(f"| {variant} \\[{other}\\] | ")]
+        glance, verdict = rows
+        row = table.loc[variant]
+        assert row["verdict"] in glance[1]
+        assert difference(row["difference"]) in glance[1]
+        assert verdict[2:5] == [decimal(means[variant]), decimal(means[other]), decimal(row["difference"], signed=True)]
+    assert not re.search(r"^\| (none|sinusoidal) \\\[", text, re.MULTILINE)
     assert "to RoPE +" in text
     assert pd.read_csv(tmp_path / "comparison.csv")["reference"].tolist() == ["sinusoidal", *ladder.values()]
 
@@ -466,6 +488,49 @@ def test_learning_time_is_scored_low_is_good_and_lengths_show_exact_match(tmp_pa
     assert (better["difference"] < 0).all()
 
 
+def never_learns(variant: str, seed: int) -> bool:
+    """Of the variants of `timed`, which runs do."""
+    return variant in ("lost", "lost too") or (variant == "mostly" and seed == 0)
+
+
+def timed(folder: Path) -> StudyData:
+    """Learning time: the baseline and `quick` learn always, `mostly` but for one seed, `lost` and `lost too` never."""
+
+    def curve(variant: str, task: str, seed: int) -> list[dict[str, float]]:
+        learned = 30 + 10 * (seed % 3) - (10 + 10 * (seed % 2)) * (variant == "quick")
+        steps = range(10, 101, 10)
+        never = never_learns(variant, seed)
+        return [{"step": n, "eval/in_distribution": float(n >= learned and not never)} for n in steps]
+
+    variants, against = ("base", "quick", "mostly", "lost", "found", "lost too"), {"found": "lost", "lost too": "lost"}
+    made = study_by_hand(
+        folder, variants, axes=("model.position",), seeds=10, curve=curve, against=against, higher_is_better=False
+    ).data
+    final = [float(not never_learns(v, s)) for v, s in zip(made.runs["variant"], made.runs["seed"], strict=True)]
+    runs = made.runs.assign(**{"eval/in_distribution": final})
+    return replace(made, document={**made.document, "score": "learning_time"}, runs=runs)
+
+
+def test_a_difference_to_runs_that_never_learned_is_a_bound(tmp_path: Path) -> None:
+    data = timed(tmp_path / "timed")
+    expected = {"mostly": "≥", "lost": "≥", "found": "≤", "lost too": "≈"}
+    assert bounds(data) == {(variant, "copy"): sign for variant, sign in expected.items()}
+    write_report(data, tmp_path / "reference" / "timed", publish=True)
+    text = (tmp_path / "reference" / "timed" / "report.md").read_text()
+    (found,) = answers(tmp_path / "reference")
+    size = verdicts(data, comparison(data)).set_index("variant")["difference"]
+    for variant, sign in expected.items():
+        said = f"{sign} {difference(size[variant])}"
+        assert re.search(rf"^\| {variant}.* \| . \w+ {re.escape(said)} \| $", text, re.MULTILINE)
+        assert f"{sign} {decimal(size[variant], signed=True)} |" in text
+        assert re.search(rf"{variant} \((to \w+, )?{re.escape(said)}\)", found.measured)
+    assert f"lost (≥ {difference(size['lost'])} \\[" in text
+    assert f"quick ({difference(size['quick'])} \\[" in text
+    assert "≥ at least" in text
+    assert "neither run learned" in text
+    assert bounds(replace(data, document={**data.document, "score": "exact_match"})) == {}
+
+
 def test_the_index_gives_each_question_with_every_comparison_and_failure(tmp_path: Path) -> None:
     reference = tmp_path / "reference"
     data = write_study(tmp_path / "position", fate=some_fail, attention=False)
@@ -479,8 +544,30 @@ def test_the_index_gives_each_question_with_every_comparison_and_failure(tmp_pat
         part = next(p for p in found.measured.split("; ") if label.upper() in p.upper())
         assert f"{row['variant']} (" in part
         assert f"{row['task']} {decimal(row['difference'], 2, signed=True)}" in part
-    assert "of 96 runs 2 diverged, 1 ran out of memory and 1 failed" in found.measured
+    missed = missed_gate(data)
+    assert missed
+    assert (
+        f"of 96 runs 2 diverged, 1 ran out of memory and 1 failed; {missed} of 92 finished runs missed the gate."
+        in found.measured
+    )
     assert as_markdown([found]).splitlines()[2].startswith("| [Which position encoding")
+
+
+def test_what_a_chapter_saw_stands_in_the_answer_and_in_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chapter = Chapter(
+        "c", "C", lambda found: found.lengths, lambda *_: iter(()), lambda *_: [], seen=lambda *_: "a | b"
+    )
+    silent = Chapter("s", "S", lambda found: found.lengths, lambda *_: iter(()), lambda *_: [])
+    monkeypatch.setattr(chapters, "CHAPTERS", (chapter, silent))
+    write_report(write_study(tmp_path / "s", attention=False), tmp_path / "reference" / "s", publish=True)
+    assert "\n>\n> Seen, not tested: a \\| b.\n" in (tmp_path / "reference" / "s" / "report.md").read_text()
+    (found,) = answers(tmp_path / "reference")
+    assert found.measured.endswith(" Seen, not tested: a | b.")
+    (tmp_path / "reference" / "s" / "tables" / "seen.csv").unlink()  # a report of before
+    (older,) = answers(tmp_path / "reference")
+    assert found.measured == f"{older.measured} Seen, not tested: a | b."
 
 
 def test_the_table_in_readme_is_what_the_published_reports_say() -> None:
@@ -504,6 +591,19 @@ def test_a_tie_at_the_ceiling_is_bounded_not_called_equal(tmp_path: Path) -> Non
     assert row["failure_bound"] == pytest.approx(1 - 0.05 ** (1 / 8))
     write_report(perfect, tmp_path / "report")
     assert "up to 31% of seeds may still differ" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_a_tie_is_no_note_to_a_difference_that_was_shown(tmp_path: Path) -> None:
+    data = write_study(tmp_path / "s", variants=("a", "b"), tasks=("copy",), attention=False)
+    value = np.where(data.scores["variant"] == "a", 1.0, 0.99 - 0.001 * data.scores["seed"])  # ties: a margin is 0.1
+    near = StudyData(data.folder, data.document, data.runs, data.scores.assign(value=value))
+    assert len(near.ceilings()) == 1
+    row = verdicts(near, comparison(near)).iloc[1]
+    assert row["verdict"] == "worse"
+    assert pd.isna(row["note"])
+    assert pd.isna(row["failure_bound"])
+    write_report(near, tmp_path / "report")
+    assert "may still differ" not in (tmp_path / "report" / "report.md").read_text().split("## Method")[0]
 
 
 def test_unequal_costs_are_marked(study: StudyData, report: Path) -> None:
@@ -568,13 +668,13 @@ def test_the_answer_claims_what_the_verdicts_say_and_no_more(any_study: StudyDat
         )
         if row["verdict"] == "undecided":
             assert claimed is None
-            undecided = re.search(rf"(?:equality: |and |, )([^;]*?) on {row['task']}", left)
+            undecided = re.search(rf"(?:equality: |; )on {row['task']}, ([^;(]*)", left)
             assert "all 6 comparisons are undecided" in left or undecided is not None
+            assert undecided is None or row["variant"] in undecided[1] or "all 3 variants" in undecided[1]
         else:
             assert claimed is not None
             assert claimed[2] == row["verdict"]
-            assert decimal(row["difference"], 2, signed=True) in claimed[1]
-            assert interval(row["low"], row["high"], 2) in claimed[1]
+            assert " ".join(with_interval(row["difference"], row["low"], row["high"])) in claimed[1]
     small = compared["verdict"].isin(["better", "worse"]) & (compared["difference"].abs() < 0.1)
     assert ("by less than the margin of 0.10" in shown) == small.any()
     if set(compared["verdict"]) == {"undecided"}:
@@ -764,3 +864,45 @@ def test_numbers_are_written_for_people(shown: str, expected: str) -> None:
 )
 def test_a_difference_that_two_decimals_would_hide_has_three(value: float, said: str) -> None:
     assert difference(value) == said
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ((-0.0022, -0.0039, -0.0006), "−0.002 [−0.004, −0.001]"),  # not −0.002 [0.00, 0.00]
+        ((-0.01351, -0.0244, -0.0026), "−0.014 [−0.024, −0.003]"),  # not an end of 0.00, as if it might be zero
+        ((0.25, 0.15, 0.35), "+0.25 [+0.15, +0.35]"),
+        ((0.0, 0.0, 0.0), "0.000 [0.000, 0.000]"),
+        ((0.25, math.nan, math.nan), "+0.25 –"),
+    ],
+)
+def test_a_difference_and_its_interval_have_the_same_decimals(numbers: tuple[float, ...], said: str) -> None:
+    assert " ".join(with_interval(*numbers)) == said
+
+
+@given(middle=st.floats(-1, 1), width=st.floats(0, 1))
+def test_no_interval_excludes_its_own_mean(middle: float, width: float) -> None:
+    size, ends = with_interval(middle, middle - width, middle + width)
+    low, high, mean = (float(text.replace("−", "-")) for text in (*ends.strip("[]").split(", "), size))
+    assert low <= mean <= high
+
+
+def test_names_that_begin_with_a_number_are_no_numbers() -> None:
+    rows = [[Cell(text) for text in row] for row in (("2 layers", "3 layers", "≥ +0.25"), ("6 layers", "2", "≈ −0.10"))]
+    assert Table(["on copy", "variant", "difference"], rows).numeric == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("means", "said"),
+    [
+        ({"none": 1.087, "b": 0.34}, "1.09 with none, 0.34 with b"),
+        (
+            {"none": 1.087, "b": 0.5, "c, d": 0.34, "e": 0.4},
+            "1.09 with none, others from 0.34 with “c, d” to 0.50 with b",
+        ),
+        ({"b": 0.5, "c": 0.34, "e": 0.4}, "from 0.34 with c to 0.50 with b"),
+        ({"none": math.nan}, ""),
+    ],
+)
+def test_of_many_numbers_beside_the_baselines_the_ends_are_named(means: dict[str, float], said: str) -> None:
+    assert beside_baseline(means, "none") == said

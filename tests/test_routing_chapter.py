@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hand_made import blocks, pictures, study
+from hand_made import blocks, pictures, seen, study
 from small_study import LENGTHS, plan, small
 
 from harness.components.feedforward import MoE, ReLU
@@ -73,6 +73,12 @@ def test_the_table_has_means_over_seeds_with_intervals(tmp_path: Path) -> None:
     assert eight["least and most loaded expert"] == "0.50, 2.00"
     assert (eight["dropped"][:5], eight["auxiliary loss"][:5], eight["seeds"]) == ("0.125", "0.020", "3")
     assert (eight["parameters"], eight["active parameters"]) == ("1\u202f234", "–")
+
+
+def test_its_clause_is_how_uneven_the_routers_ended(tmp_path: Path) -> None:
+    said = "1.00 with eight, 1.00 with four"
+    found = made(tmp_path, tasks=("copy", "sort"))
+    assert seen(CHAPTER, found) == f"MaxVio on copy {said}; MaxVio on sort {said} (0: every expert has an even share)"
 
 
 def test_active_parameters_come_from_the_counted_costs(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hand_made import blocks, pictures
+from hand_made import blocks, pictures, seen
 from hypothesis import given
 from hypothesis import strategies as st
 from small_study import plan, small
@@ -283,6 +283,21 @@ def test_the_page_names_the_largest_stable_rate_of_each_configuration(tmp_path: 
     (panel,) = losses.figure.axes
     medians = [line.get_ydata() for line in panel.lines if len(np.atleast_1d(line.get_xdata())) == 3]
     assert np.allclose(medians, [[0.022] * 3, [0.022, np.nan, np.nan]], equal_nan=True)
+
+
+def test_its_clause_counts_runs_and_names_the_largest_rate_that_was_learned(tmp_path: Path) -> None:
+    assert seen(CHAPTER, found(write_study(tmp_path / "s", two_norms()))) == "of 8 runs 1 diverged and 1 spiked"
+    calm = {key: fate for key, fate in two_norms().items() if key[0] == "Pre-LN"}
+    assert seen(CHAPTER, found(write_study(tmp_path / "calm", calm))) == "of 4 runs none diverged or spiked"
+    runs, differences = ladder((0.001, 0.004), 3, limits={"PreNorm": 1.0, "PostNorm": 0.001, "RMS": 0.0})
+    data = write_study(
+        tmp_path / "rates", runs, differences=differences,
+        spec={"model": {"norm_placement": "PreNorm"}, "train": {"learning_rate": 0.001}},
+    )  # fmt: skip
+    assert seen(CHAPTER, found(data)) == (
+        "of 18 runs 9 diverged; the largest learning rate at which every seed learned copy is ≥ 0.004 with "
+        "norm_placement = PreNorm, 0.001 with norm_placement = PostNorm, none with norm_placement = RMS"
+    )
 
 
 def test_every_bar_is_whole(tmp_path: Path) -> None:

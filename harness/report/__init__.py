@@ -24,7 +24,7 @@ from PIL import Image as Raster
 from harness.record import write_atomically
 from harness.report.answer import answer, score_phrase
 from harness.report.blocks import Image, Page
-from harness.report.chapters import called_for
+from harness.report.chapters import called_for, seen
 from harness.report.chapters.chapter import Chapters
 from harness.report.figures import Picture, score_pictures
 from harness.report.inside import inside_pictures
@@ -54,8 +54,9 @@ def write_report(data: "StudyData", folder: Path, *, publish: bool = False) -> N
     found = findings(data)
     chapters = called_for(found)
     images = _draw(found, chapters, folder / "figures", publish=publish)
-    page = compose(found, chapters, images)
-    _write_tables(found, folder)
+    untested = seen(found, chapters)
+    page = compose(found, chapters, images, untested)
+    _write_tables(found, untested, folder)
     write_atomically(folder / "report.md", render(page, "report.md.j2"))
     if publish:
         write_atomically(folder / "provenance.json", _provenance(found))
@@ -104,7 +105,7 @@ def few_colours(pixels: npt.NDArray[np.uint8]) -> bytes:
     return out.getvalue()
 
 
-def _write_tables(found: Findings, folder: Path) -> None:
+def _write_tables(found: Findings, untested: pd.DataFrame, folder: Path) -> None:
     tables = {
         "runs": runs_table(found.data),
         "scores": scores_table(found.data),
@@ -115,6 +116,7 @@ def _write_tables(found: Findings, folder: Path) -> None:
         "tables/failures": found.failures,
         "tables/unsupported": found.unsupported,
         "tables/steps_to_threshold": found.speed,
+        "tables/seen": untested,
     }
     for name, table in tables.items():
         write_atomically(folder / f"{name}.csv", csv(table))

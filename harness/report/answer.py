@@ -4,18 +4,17 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness.report.tables import missed_gate, outcome_counts, records, variants_of
+from harness.report.tables import bounds, missed_gate, outcome_counts, records, variants_of
 from harness.report.wording import (
     FAILURES,
     PENDING,
     STATUSES,
     counted,
     decimal,
-    difference,
-    interval,
     listed,
     metric_name,
     span,
+    with_interval,
 )
 from harness.results import LEARNING_TIME
 from harness.schema import quoted
@@ -46,7 +45,8 @@ def score_phrase(document: dict[str, Any]) -> str:
     """`mean exact match at lengths 11–20`: the primary score, as the document declares it."""
     name = f"mean {metric_name(document['score'])}"
     if document["score"] == LEARNING_TIME:
-        return f"{name} (share of the training steps)"
+        direction = "higher" if document.get("higher_is_better", True) else "lower"
+        return f"{name} (share of the training steps, {direction} is better)"
     tests = {tuple(lengths) for lengths in document["test_lengths"].values() if lengths}
     trained = {tuple(lengths) for lengths in document["train_lengths"].values()}
     if len(tests) == 1:
@@ -63,7 +63,7 @@ def lengths_phrase(lengths: list[int]) -> str:
 
 def _shown(data: "StudyData", comparison: pd.DataFrame) -> str:
     document = data.document
-    baseline, score = quoted(document["baseline"]), score_phrase(document)
+    baseline, score = f"“{document['baseline']}”", score_phrase(document)
     if data.primary()["score"].notna().sum() == 0:
         return f"No run of this study has a score yet, so nothing can be said about {listed(document['tasks'])}."
     if comparison.empty:
@@ -74,13 +74,19 @@ def _shown(data: "StudyData", comparison: pd.DataFrame) -> str:
             f"{'what it is compared with' if document.get('against') else f'the baseline {baseline}'} on "
             f"{listed(document['tasks'], 'or')}, judged by {score}."
         )
-    clauses = [_on_task(task, comparison, document) for task in document["tasks"]]
+    limited = comparison.assign(bound=_bounds_of(data, comparison))
+    clauses = [_on_task(task, limited, document) for task in document["tasks"]]
     so_far = "So far, by" if pending(data) else "By"
     named = " where nothing else is named" if document.get("against") else ""
     return (
         f"{so_far} {score} and against the baseline {baseline}{named}, {'; '.join(clauses)} "
         "(differences with 95 % intervals)."
     )
+
+
+def _bounds_of(data: "StudyData", comparison: pd.DataFrame) -> list[str]:
+    found = bounds(data)
+    return [found.get((row["variant"], row["task"]), "") for row in records(comparison)]
 
 
 def _on_task(task: str, comparison: pd.DataFrame, document: dict[str, Any]) -> str:
@@ -99,11 +105,11 @@ def _on_task(task: str, comparison: pd.DataFrame, document: dict[str, Any]) -> s
         names = [_with_difference(row, document) for row in records(group)]
         if names:
             parts.append(f"{listed(names)} {'is' if len(names) == 1 else 'are'} {ending}")
-    return f"on {task}, {', '.join(parts)}" if parts else f"on {task}, nothing is shown"
+    return f"on {task}, {', '.join(parts)}" if parts else f"on {task}, nothing is decided"
 
 
 def _with_difference(row: dict[Any, Any], document: dict[str, Any]) -> str:
-    size = f"{difference(row['difference'])} {interval(row['low'], row['high'], 2)}"
+    size = " ".join(with_interval(row["difference"], row["low"], row["high"], bound=row["bound"]))
     other = document.get("against", {}).get(row["variant"])
     return f"{quoted(row['variant'])} ({f'to {quoted(other)} ' if other else ''}{size})"
 
@@ -114,14 +120,14 @@ def _means(data: "StudyData") -> str:
 
 
 def _open(data: "StudyData", comparison: pd.DataFrame) -> str:
-    parts = [_undecided(comparison, len(variants_of(data.document)) - 1), _failed(data), _gate(data), _to_come(data)]
+    parts = [_undecided(comparison, data.document), _failed(data), _gate(data), _to_come(data)]
     text = "; ".join(part for part in parts if part)
     if not text:
         text = f"every comparison is decided, and all {counted(len(data.runs), 'run')} finished"
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _undecided(comparison: pd.DataFrame, arms: int) -> str:
+def _undecided(comparison: pd.DataFrame, document: dict[str, Any]) -> str:
     """Which comparisons are open; too few seeds to tell is not the same as no difference."""
     rows = comparison[comparison["verdict"] == "undecided"]
     if rows.empty:
@@ -130,11 +136,12 @@ def _undecided(comparison: pd.DataFrame, arms: int) -> str:
     few = f" (no difference can be significant below {fewest} seeds here)" if rows["n_pairs"].max() < fewest else ""
     if len(rows) == len(comparison) and len(rows) > 1:
         return f"all {len(rows)} comparisons are undecided, which is no proof that the variants are equal{few}"
-    clauses = []
-    for task, group in rows.groupby("task", sort=False):
-        names = listed([quoted(name) for name in group["variant"]])
-        clauses.append(f"{f'all {arms} variants' if len(group) == arms > 2 else names} on {task}")
-    return f"undecided, which is no proof of equality: {listed(clauses)}{few}"
+    arms, clauses = len(variants_of(document)) - 1, []
+    for task in document["tasks"]:
+        names = [quoted(name) for name in rows.loc[rows["task"] == task, "variant"]]
+        if names:
+            clauses.append(f"on {task}, {f'all {arms} variants' if len(names) == arms > 2 else listed(names)}")
+    return f"undecided, which is no proof of equality: {'; '.join(clauses)}{few}"
 
 
 def _failed(data: "StudyData") -> str:
@@ -149,7 +156,7 @@ def _gate(data: "StudyData") -> str:
         return ""
     gate = decimal(data.document["gate"], 2)
     finished = counted(outcome_counts(data)["finished"], "finished run")
-    return f"{missed} of {finished} missed the gate of {gate} at the training lengths"
+    return f"{missed} of {finished} missed the gate, an exact match of {gate} at the training lengths"
 
 
 def _to_come(data: "StudyData") -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from harness.report.wording import ABSENT
 
-NUMERIC = re.compile(rf"^({ABSENT}|\[?[+−<≥]? ?[\d∞].*)$")
+NUMERIC = re.compile(rf"^({ABSENT}|\[?([<≥≤≈] )?[+−]?[\d∞].*)$")
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,11 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns hold numbers, and so stand flush right."""
-        return [all(NUMERIC.match(row[i].text) for row in self.rows) for i in range(len(self.columns))]
+        """Which columns hold numbers, and so stand flush right; names may begin with one, too."""
+        return [
+            i > 0 and name != "variant" and all(NUMERIC.match(row[i].text) for row in self.rows)
+            for i, name in enumerate(self.columns)
+        ]
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class Page:
     title: str
     question: str
     answer: tuple[str, str]
+    seen: str
     state: str
     glance: Table | None
     sections: Sequence[Section]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from harness.report.answer import DECIDED
 from harness.report.tables import records
-from harness.report.wording import FAILURES, STATUSES, difference, is_known, listed, markdown
+from harness.report.wording import FAILURES, STATUSES, difference, is_known, listed, markdown, seen_phrase
 from harness.schema import quoted
 
 
@@ -39,8 +39,10 @@ def as_markdown(found: list[PublishedAnswer]) -> str:
 
 
 def _measured(folder: Path, facts: dict[str, Any]) -> str:
-    """Every comparison by its verdict, with the difference; what is tied in most pairs, and runs without a model."""
-    verdicts = pd.read_csv(folder / "tables" / "verdicts.csv", dtype={"variant": str, "task": str, "reference": str})
+    """Every comparison by its verdict, with the difference; what is tied in most pairs, runs without a model and those
+    that missed the gate; then what chapters saw and no test covers, where the report was written since they say it.
+    """
+    verdicts = _table(folder, "verdicts")
     compared = verdicts[verdicts["variant"] != facts["baseline"]]
     tied = (compared["verdict"] == "undecided") & compared["note"].notna()
     groups = [(verdict, compared[compared["verdict"] == verdict]) for verdict in DECIDED]
@@ -51,7 +53,22 @@ def _measured(folder: Path, facts: dict[str, Any]) -> str:
     bad = [f"{outcomes[status]} {STATUSES[status]}" for status in FAILURES if status in outcomes]
     if bad:
         parts.append(f"of {sum(outcomes.values())} runs {listed(bad)}")
-    return f"Against {quoted(facts['baseline'])}, {facts['scored']}. {_capital('; '.join(parts))}."
+    failed = sum(outcomes.get(status, 0) for status in FAILURES)
+    if missed := int((verdicts["gate_of"] - verdicts["gate_passed"]).sum()) - failed:
+        parts.append(f"{missed} of {outcomes['finished']} finished runs missed the gate")
+    said = (f"Against “{facts['baseline']}”, {facts['scored']}.", f"{_capital('; '.join(parts))}.", _seen(folder))
+    return " ".join(filter(None, said))
+
+
+def _seen(folder: Path) -> str:
+    written = (folder / "tables" / "seen.csv").exists()
+    return seen_phrase(_table(folder, "seen")["finding"]) if written else ""
+
+
+def _table(folder: Path, name: str) -> pd.DataFrame:
+    """One of the report's tables; a variant may be called "None" or "NA"."""
+    names = dict.fromkeys(("variant", "task", "reference"), str)
+    return pd.read_csv(folder / "tables" / f"{name}.csv", dtype=names, keep_default_na=False, na_values=[""])
 
 
 def _variants(group: pd.DataFrame, facts: dict[str, Any]) -> str:
@@ -62,7 +79,7 @@ def _variants(group: pd.DataFrame, facts: dict[str, Any]) -> str:
     for variant, rows in group.groupby("variant", sort=False):
         known = [row for row in records(rows) if is_known(row["difference"])]
         names = [f"{row['task']} " if len(facts["tasks"]) > 1 else "" for row in known]
-        sizes = [name + difference(row["difference"]) for name, row in zip(names, known, strict=True)]
+        sizes = [n + difference(row["difference"], row.get("bound")) for n, row in zip(names, known, strict=True)]
         other = rows["reference"].iloc[0]
         sizes = sizes if other == facts["baseline"] else [f"to {quoted(other)}", *sizes]
         found.append(f"{quoted(str(variant))} ({', '.join(sizes)})" if sizes else quoted(str(variant)))

@@ -26,7 +26,6 @@ from harness.report.wording import (
     counted,
     decimal,
     difference,
-    interval,
     is_known,
     listed,
     metric_name,
@@ -35,7 +34,9 @@ from harness.report.wording import (
     quantity,
     ranges,
     seconds,
+    seen_phrase,
     whole,
+    with_interval,
 )
 from harness.results import IN_DISTRIBUTION, LEARNING_TIME
 from harness.schema import flatten, is_within, quoted
@@ -62,8 +63,10 @@ COSTS: dict[str, Callable[[float], str]] = {
 }
 
 
-def compose(found: Findings, chapters: Chapters, images: dict[str, Image], now: datetime | None = None) -> Page:
-    """The report of a study with its chapters and the pictures that could be drawn, by name."""
+def compose(
+    found: Findings, chapters: Chapters, images: dict[str, Image], untested: pd.DataFrame, now: datetime | None = None
+) -> Page:
+    """The report of a study with its chapters, the pictures that could be drawn, by name, and what is `untested`."""
     document = found.document
     sections = [
         Section("What was compared", _compared(found)),
@@ -83,6 +86,7 @@ def compose(found: Findings, chapters: Chapters, images: dict[str, Image], now: 
         title=document["study"],
         question=document["question"],
         answer=sentences(found.data, found.compared),
+        seen=seen_phrase(untested["finding"]),
         state=_state(found),
         glance=_glance(found),
         sections=[section for section in sections if section.blocks],
@@ -127,7 +131,7 @@ def _glance(found: Findings) -> Table | None:
     ]
     others = ", or against what is named in brackets" if document.get("against") else ""
     caption = (
-        f"Each variant against the baseline {quoted(document['baseline'])}{others}, with the difference in "
+        f"Each variant against the baseline “{document['baseline']}”{others}, with the difference in "
         f"{score_phrase(document)}."
     )
     return Table(["variant", *document["tasks"]], rows, caption)
@@ -135,7 +139,7 @@ def _glance(found: Findings) -> Table | None:
 
 def _verdict_cell(row: dict[Any, Any], *, sized: bool = False) -> Cell:
     verdict = str(row["verdict"])
-    amount = f" {difference(row['difference'])}" if sized and is_known(row["difference"]) else ""
+    amount = f" {difference(row['difference'], row['bound'])}" if sized and is_known(row["difference"]) else ""
     return Cell(f"{SYMBOLS.get(verdict, '?')} {verdict}{amount}", verdict)
 
 
@@ -160,7 +164,7 @@ def _compared(found: Findings) -> list[Block]:
     if document.get("why"):
         blocks.append(Text(f"Why this size: {document['why']}"))
     if document.get("claims"):
-        blocks.append(Text(f"Bears on the claims {', '.join(document['claims'])} of the project's list."))
+        blocks.append(Text(f"Bears on the claims {listed(document['claims'])}; the ablation's file says how."))
     return blocks
 
 
@@ -192,9 +196,9 @@ def _differences_table(document: dict[str, Any]) -> Table:
 
 def _accuracy(found: Findings, images: dict[str, Image]) -> list[Block]:
     blocks: list[Block] = [images["accuracy_by_length"]] if "accuracy_by_length" in images else []
-    return blocks + [
-        _length_table(found, task) for task in found.document["tasks"] if task in set(found.lengths["task"])
-    ]
+    counts = found.lengths.groupby("task")["length"].nunique()
+    fewest = 1 if found.document["score"] == LEARNING_TIME else 2  # the means at one length are the verdicts' scores
+    return blocks + [_length_table(found, t) for t in found.document["tasks"] if counts.get(t, 0) >= fewest]
 
 
 def _length_table(found: Findings, task: str) -> Table:
@@ -209,7 +213,9 @@ def _length_table(found: Findings, task: str) -> Table:
     ]
     trained = set(own.loc[own["split"] == "train", "length"])
     heads = [f"{length}{'*' if length in trained else ''}" for length in lengths]
-    caption = f"Mean {metric_name(found.data.metric)} over seeds. *: a training length. ×: unsupported, counts as 0."
+    refused = own["mark"].str.startswith("unsupported").any()
+    caption = f"Mean {metric_name(found.data.metric)} over seeds. *: a training length."
+    caption += " ×: unsupported, counts as 0." * bool(refused)
     return Table(["variant", *heads], rows, caption, folded=f"{task}: the numbers, length by length")
 
 
@@ -227,7 +233,7 @@ def _verdicts(found: Findings, images: dict[str, Image]) -> list[Block]:
         rows = records(found.verdicts[found.verdicts["task"] == task])
         blocks.append(_verdict_table(found, task, rows))
         blocks += _verdict_notes(rows, costs)
-    blocks.append(Items(_how_to_read(found)))
+    blocks += [Text("How to read these tables:"), Items(_how_to_read(found))]
     return blocks + [images[name] for name in ("differences", "scores") if name in images]
 
 
@@ -252,13 +258,14 @@ def _verdict_notes(rows: list[dict[Any, Any]], costs: dict[tuple[str, str], str]
 def _verdict_row(found: Findings, row: dict[Any, Any]) -> list[Cell]:
     is_base = row["variant"] == found.document["baseline"]
     open_ = row["verdict"] == "undecided" and is_known(row["seeds_needed"])
+    size, between = with_interval(row["difference"], row["low"], row["high"], 3, bound=row["bound"])
     return [
         Cell(f"{row['variant']} (baseline)" if is_base else versus(found.document, row["variant"])),
         Cell(ABSENT) if is_base else _verdict_cell(row),
         Cell(decimal(row["score"])),
         Cell(decimal(row["baseline_score"])),
-        Cell(decimal(row["difference"], signed=True)),
-        Cell(interval(row["low"], row["high"])),
+        Cell(size),
+        Cell(between),
         Cell(probability(row["p_holm"])),
         Cell(decimal(row["effect_size"], 2, signed=True)),
         Cell(str(row["seeds"])),
@@ -302,7 +309,26 @@ def _how_to_read(found: Findings) -> list[str]:
         "score of those: their mean alone."
         + " A variant that misses the gate has not learned the task, so its score says nothing about longer sequences."
         * any(document["test_lengths"].values()),
+        *_limits(found),
     ]
+
+
+def _limits(found: Findings) -> list[str]:
+    """What bounds and ties mean, where there are any."""
+    timed = found.document["score"] == LEARNING_TIME
+    items = []
+    if found.verdicts["bound"].isin(("≥", "≤", "≈")).any():
+        items.append(
+            "≥ at least, ≤ at most: a run that never learned counts as 1, the end of its training, although it would "
+            "have taken longer; ≥ where the variant has such runs, ≤ where what it is compared with has, ≈ where both "
+            "have. Interval and verdict are those of the values as counted."
+        )
+    if found.verdicts["note"].notna().any():
+        items.append(
+            f"a pair ties if its scores are equal, or both within half a margin ({found.document['margin'] / 2:g}) of "
+            f"the same end of the scale.{' At its top, 1, neither run learned.' * timed}"
+        )
+    return items
 
 
 def _training(found: Findings, images: dict[str, Image]) -> list[Block]:
@@ -318,26 +344,24 @@ def _training(found: Findings, images: dict[str, Image]) -> list[Block]:
 
 def _speed_table(found: Findings) -> Table:
     ties = {(r["variant"], r["task"]) for r in records(found.verdicts) if is_known(r["failure_bound"])}
+    other = "what it is compared with" if found.document.get("against") else "the baseline"
     rows = [
         [
             Cell(row["task"]),
             Cell(row["variant"]),
             Cell(f"{row['reached']} of {row['runs']}", "marked" if row["reached"] < row["runs"] else ""),
             *(Cell(decimal(row[name], 0)) for name in ("median", "fastest", "slowest")),
-            Cell("yes" if (row["variant"], row["task"]) in ties else ""),
+            *[Cell("yes" if (row["variant"], row["task"]) in ties else "")] * bool(ties),
         ]
         for row in records(found.speed)
     ]
-    columns = [
-        "task",
-        "variant",
-        "reached",
-        "median steps",
-        "fastest seed",
-        "slowest seed",
-        "scores tie with what it is compared with" if found.document.get("against") else "scores tie with the baseline",
-    ]
-    return Table(columns, rows, "Training steps to the threshold, over the seeds that reached it.")
+    columns = ["task", "variant", "reached", "median steps", "fastest seed", "slowest seed"]
+    timed = " and learning time" * (found.document["score"] == LEARNING_TIME)
+    caption = (
+        "Training steps to the threshold, over the seeds that reached it. It is read off training batches, the gate"
+        f"{timed} off evaluations: a run may reach the one and miss the other."
+    )
+    return Table([*columns, *[f"scores tie with {other}"] * bool(ties)], rows, caption)
 
 
 def _failures(found: Findings) -> list[Block]:

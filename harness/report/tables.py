@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pandas as pd
 
 from harness.report.wording import PENDING, is_known, ranges
-from harness.results import IN_DISTRIBUTION
+from harness.results import IN_DISTRIBUTION, LEARNING_TIME
 from harness.schema import flatten
 from harness.stats import summary_interval
 
@@ -89,11 +89,13 @@ def verdicts(data: "StudyData", compared: pd.DataFrame) -> pd.DataFrame:
     """A row a task and variant, the baseline's first: means, difference, verdict, gate, what the verdict leaves open.
 
     `score` and `baseline_score` (that of `reference`) are means over the pairs, so that `difference` is their
-    difference; the baseline's own row is over all its seeds.
+    difference; the baseline's own row is over all its seeds. `bound` is that of `bounds`. Ties (`failure_bound`,
+    `note`) stand beside *undecided* alone: a pair ties within half a margin of an end of the scale, and a difference
+    smaller than that may be significant all the same.
     """
     document = data.document
     scores = data.primary().merge(gate_passed(data), on=RUN, how="left")
-    notes = _ceiling_notes(data)
+    notes, limits = _ceiling_notes(data), bounds(data)
     rows = []
     for task in document["tasks"]:
         for variant in variants_of(document):
@@ -106,10 +108,12 @@ def verdicts(data: "StudyData", compared: pd.DataFrame) -> pd.DataFrame:
             theirs = scores[(scores["task"] == task) & (scores["variant"] == row["reference"])]
             both = own.set_index("seed")["score"].to_frame().assign(theirs=theirs.set_index("seed")["score"]).dropna()
             row |= {"score": both["score"].mean(), "baseline_score": both["theirs"].mean(), "seeds": len(both)}
-            rows.append(row | _compared(compared, variant, task) | notes.get((variant, task), {}))
+            row |= {"bound": limits.get((variant, task), "")} | _compared(compared, variant, task)
+            rows.append(row | (notes.get((variant, task), {}) if row["verdict"] == "undecided" else {}))
     columns = [
-        "task", "variant", "reference", "seeds", "score", "baseline_score", "difference", "low", "high", "p", "p_holm",
-        "effect_size", "verdict", "seeds_needed", "gate_passed", "gate_of", "gated_score", "failure_bound", "note",
+        "task", "variant", "reference", "seeds", "score", "baseline_score", "bound", "difference", "low", "high", "p",
+        "p_holm", "effect_size", "verdict", "seeds_needed", "gate_passed", "gate_of", "gated_score", "failure_bound",
+        "note",
     ]  # fmt: skip
     return pd.DataFrame(rows, columns=columns)
 
@@ -147,12 +151,36 @@ def _ceiling_notes(data: "StudyData") -> dict[tuple[str, str], dict[str, Any]]:
 
 def seed_differences(data: "StudyData") -> pd.DataFrame:
     """`variant, task, seed, difference` to what each variant is compared with, a row a pair."""
-    scores = data.primary()
-    base = scores.rename(columns={"score": "base", "variant": "reference"})
-    own = scores[scores["variant"] != data.document["baseline"]]
-    own = own.assign(reference=[reference_of(data.document, str(name)) for name in own["variant"]])
-    paired = own.merge(base, on=["reference", "task", "seed"]).dropna(subset=["score", "base"])
-    return paired.assign(difference=paired["score"] - paired["base"])[[*RUN, "difference"]]
+    paired = _pairs(data.primary(), data.document)
+    return paired.assign(difference=paired["score"] - paired["score_theirs"])[[*RUN, "difference"]]
+
+
+def _pairs(scores: pd.DataFrame, document: dict[str, Any]) -> pd.DataFrame:
+    """Scores beside those of what each variant is compared with, whose columns end in `_theirs`: a row a pair."""
+    own = scores[scores["variant"] != document["baseline"]]
+    own = own.assign(reference=[reference_of(document, str(name)) for name in own["variant"]])
+    theirs = scores.rename(columns={"variant": "reference"})
+    both = own.merge(theirs, on=["reference", "task", "seed"], suffixes=("", "_theirs"))
+    return both.dropna(subset=["score", "score_theirs"])
+
+
+def bounds(data: "StudyData") -> dict[tuple[str, str], str]:
+    """Of (variant, task): `≥` where the difference is at least what it says, `≤` where at most, `≈` where neither.
+
+    Learning time alone has such: a run that never learned counts as 1, the end of its training, and how much longer it
+    would have taken is not known. `≈`: both arms have such runs.
+    """
+    if data.document["score"] != LEARNING_TIME:
+        return {}
+    scores = data.primary().merge(gate_passed(data), on=RUN, how="left")
+    pairs = _pairs(scores.assign(never=scores["passed"] != 1), data.document)
+    signs = {(True, False): "≥", (False, True): "≤", (True, True): "≈"}
+    found = {}
+    for (variant, task), group in pairs.groupby(CELL, sort=False):
+        arms = bool(group["never"].any()), bool(group["never_theirs"].any())
+        if arms in signs:
+            found[str(variant), str(task)] = signs[arms]
+    return found
 
 
 def score_summaries(data: "StudyData") -> pd.DataFrame:

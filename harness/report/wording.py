@@ -1,8 +1,10 @@
 """Numbers and names as people read them, in the page and in the figures."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from harness.schema import quoted
 
 ABSENT = "–"
 MINUS = "−"
@@ -50,9 +52,27 @@ def decimal(value: Any, digits: int = 3, *, signed: bool = False) -> str:
     return text.replace("-", MINUS)
 
 
-def difference(value: Any) -> str:
-    """A difference, signed: two decimals, or three where two would say 0.00 of what may well be significant."""
-    return decimal(value, 3 if is_known(value) and abs(value) < 0.005 else 2, signed=True)
+def difference(value: Any, bound: Any = "") -> str:
+    """A difference, signed: two decimals, or three where two would say 0.00 of what may well be significant. `bound` is
+    the `≥`, `≤` or `≈` of one that was not measured to its end (`tables.bounds`).
+    """
+    return _bounded(bound, decimal(value, _decimals(value), signed=True))
+
+
+def with_interval(value: Any, low: Any, high: Any, digits: int | None = None, *, bound: Any = "") -> tuple[str, str]:
+    """A difference and its interval, `("−0.002", "[−0.004, −0.001]")`: all three with the same number of decimals, so
+    that no interval looks as if it excluded its own mean: two, or three where two would say 0.00 of one, or `digits`.
+    """
+    places = _decimals(value, low, high) if digits is None else digits
+    return _bounded(bound, decimal(value, places, signed=True)), interval(low, high, places)
+
+
+def _decimals(*values: Any) -> int:
+    return 3 if any(is_known(value) and abs(value) < 0.005 for value in values) else 2
+
+
+def _bounded(bound: Any, text: str) -> str:
+    return f"{bound} {text}" if is_known(bound) else text
 
 
 def interval(low: Any, high: Any, digits: int = 3, *, signed: bool = True) -> str:
@@ -134,6 +154,26 @@ def listed(parts: Sequence[str], last: str = "and") -> str:
 def counted(number: int, noun: str) -> str:
     """`1 run`, `2 runs`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def beside_baseline(means: Mapping[str, float], baseline: str, *, signed: bool = False) -> str:
+    """`1.09 with none, others from 0.34 with much to 0.69 with little`: of many others the smallest and the largest."""
+    known = {name: mean for name, mean in means.items() if is_known(mean)}
+
+    def said(name: str) -> str:
+        return f"{decimal(known[name], 2, signed=signed)} with {quoted(name)}"
+
+    names = sorted((name for name in known if name != baseline), key=lambda name: known[name])
+    first = [said(baseline)] if baseline in known else []
+    if len(names) < 3:
+        return ", ".join([*first, *map(said, names)])
+    return ", ".join([*first, f"{'others ' * bool(first)}from {said(names[0])} to {said(names[-1])}"])
+
+
+def seen_phrase(findings: Iterable[str]) -> str:
+    """`Seen, not tested: …`; empty without findings."""
+    text = "; ".join(findings)
+    return f"Seen, not tested: {text}." if text else ""
 
 
 def metric_name(metric: str) -> str:

@@ -10,6 +10,11 @@ from harness.report.figures import Picture
 from harness.report.tables import Findings
 
 
+def _nothing(found: Findings, table: pd.DataFrame) -> str:
+    """For a chapter that answers no question in a sentence."""
+    return ""
+
+
 @dataclass(frozen=True)
 class Chapter:
     """A section that only some studies call for: those in which it finds something.
@@ -21,6 +26,7 @@ class Chapter:
         pictures: its figures from that table, one after the other, so that each can be saved and let go.
         blocks: its tables and sentences from it, which follow the figures.
         leads: whether it stands before accuracy.
+        seen: what it shows in one short clause, which no test covers; empty where there is nothing to say.
     """
 
     name: str
@@ -29,6 +35,7 @@ class Chapter:
     pictures: Callable[[Findings, pd.DataFrame], Iterator[Picture]]
     blocks: Callable[[Findings, pd.DataFrame], Sequence[Block]]
     leads: bool = False
+    seen: Callable[[Findings, pd.DataFrame], str] = _nothing
 
 
 Chapters = list[tuple[Chapter, pd.DataFrame]]  # those of a study, each with what it has read

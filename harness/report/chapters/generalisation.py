@@ -13,7 +13,7 @@ from harness.report.chapters.chapter import Chapter
 from harness.report.figures import Picture, mean_and_interval, offsets, rows_figure
 from harness.report.look import MUTED, legend, safe, styles
 from harness.report.tables import RUN, Findings, summaries, variants_of
-from harness.report.wording import decimal, interval
+from harness.report.wording import beside_baseline, decimal, interval
 from harness.results import IN_DISTRIBUTION
 from harness.stats import summary_interval
 
@@ -130,4 +130,15 @@ def _summary(runs: pd.DataFrame, name: str) -> list[Cell]:
     return [Cell(decimal(mean, signed=signed)), *[Cell(interval(low, high, signed=signed))] * (name in WITH_INTERVAL)]
 
 
-CHAPTER = Chapter("generalisation", "Generalisation and calibration", measured, pictures, blocks)
+def seen(found: Findings, runs: pd.DataFrame) -> str:
+    """The gap and the calibration error, a task."""
+    parts = []
+    for name, said, signed in ((GAP, "generalisation gap", True), (CALIBRATION, "calibration error", False)):
+        for task in found.document["tasks"]:
+            means = runs[runs["task"] == task].groupby("variant")[name].mean().to_dict()
+            if text := beside_baseline(means, found.document["baseline"], signed=signed):
+                parts.append(f"{said} on {task} {text}")
+    return "; ".join(parts)
+
+
+CHAPTER = Chapter("generalisation", "Generalisation and calibration", measured, pictures, blocks, seen=seen)

@@ -171,4 +171,14 @@ def _cell(mean: float | None, tokens: int, reach: int | None) -> Cell:
     return Cell(f"{decimal(mean)}, {where}".removesuffix(", "), "marked" if where == "outside" else "")
 
 
-CHAPTER = Chapter("reach", "Reach of the windows", retrieved, pictures, blocks)
+def seen(found: Findings, table: pd.DataFrame) -> str:
+    """The score within and beyond reach, of attention that is limited to windows."""
+    bounded = table.dropna(subset="reach")
+    where = [place(tokens, reach) for tokens, reach in zip(bounded["tokens"], bounded["reach"], strict=True)]
+    means = bounded.groupby(pd.Series(where, index=bounded.index, dtype=object))["score"].mean()
+    said = {"inside": "within reach", "value only": "with the value alone in reach", "outside": "beyond reach"}
+    parts = [f"{decimal(means[name], 2)} {words}" for name, words in said.items() if name in means.index]
+    return f"of windows alone, mean {metric_name(found.data.metric)} {', '.join(parts)}" if parts else ""
+
+
+CHAPTER = Chapter("reach", "Reach of the windows", retrieved, pictures, blocks, seen=seen)

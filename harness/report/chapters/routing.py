@@ -16,6 +16,7 @@ from harness.report.figures import SEED_WIDTH, Look, Picture, binned, curves_pan
 from harness.report.look import MUTED, PAGE, key, legend, panels, safe, styles
 from harness.report.tables import RUN, Findings, field_of, records, variants_of
 from harness.report.wording import ABSENT, decimal, interval, is_known, metric_name, whole
+from harness.schema import quoted
 from harness.stats import summary_interval
 
 PREFIX = "router/"
@@ -167,4 +168,19 @@ def _loads(own: pd.DataFrame) -> str:
     return f"{decimal(own['router/load_min'].mean(), 2)}, {decimal(own['router/load_max'].mean(), 2)}"
 
 
-CHAPTER = Chapter("routing", "Routing", router_curves, pictures, blocks)
+def seen(found: Findings, curves: pd.DataFrame) -> str:
+    """How uneven the routers of every variant ended, a task."""
+    end = ends(curves)
+    if "router/max_violation" not in end:
+        return ""
+    means = end.groupby(["task", "variant"])["router/max_violation"].mean()
+    parts = []
+    for task in found.document["tasks"]:
+        routed = [name for name in variants_of(found.document) if (task, name) in means.index]
+        if routed:
+            said = [f"{decimal(means[task, name], 2)} with {quoted(name)}" for name in routed]
+            parts.append(f"MaxVio on {task} {', '.join(said)}")
+    return f"{'; '.join(parts)} (0: every expert has an even share)" if parts else ""
+
+
+CHAPTER = Chapter("routing", "Routing", router_curves, pictures, blocks, seen=seen)

@@ -21,7 +21,7 @@ from harness.report.chapters.chapter import Chapter
 from harness.report.figures import Picture, label_left, rows_figure
 from harness.report.look import INK, MUTED, Style, key, legend, panels, safe, styles
 from harness.report.tables import RUN, Findings, field_of, gate_passed, records, variants_of
-from harness.report.wording import ABSENT, decimal, interval, listed, plain, span
+from harness.report.wording import ABSENT, counted, decimal, interval, listed, plain, span
 from harness.schema import quoted
 from harness.stats import clopper_pearson
 
@@ -34,6 +34,7 @@ INITIAL = "train/initial_loss"
 # Batches have random lengths, and a run that has learned the short ones alone swings by up to a quarter of it.
 SPIKE, LEVEL = 1 / 3, 5
 TRAINED = 0.5  # of the untrained loss: a run that ends below it has learned something
+NAMED = 4  # configurations that one sentence can hold
 COLUMNS = ["diverged", "spikes", "trained", "stable", "gradient", "loss", "untrained"]
 
 # Outcomes of a run, each run having one, with the colours of their bars and of the numbers on these.
@@ -286,9 +287,7 @@ def _rates(found: Findings, table: pd.DataFrame, tasks: list[str]) -> list[Block
     groups = swept(found.document)
     if not groups:
         return []
-    table = table.assign(rate=[float(field_of(found.document, name, RATE)) for name in table["variant"]])
-    table = table.merge(gate_passed(found.data), on=RUN, how="left")
-    table = table.assign(passed=table["passed"] == 1)
+    table = _at_rates(found, table)
     rows = []
     for label, names in groups.items():
         own = table[table["variant"].isin(names)]
@@ -310,6 +309,13 @@ def _rates(found: Findings, table: pd.DataFrame, tasks: list[str]) -> list[Block
     ]
 
 
+def _at_rates(found: Findings, table: pd.DataFrame) -> pd.DataFrame:
+    """With the learning rate of every run and whether it passed the gate."""
+    table = table.assign(rate=[float(field_of(found.document, name, RATE)) for name in table["variant"]])
+    table = table.merge(gate_passed(found.data), on=RUN, how="left")
+    return table.assign(passed=table["passed"] == 1)
+
+
 def largest_rate(own: pd.DataFrame, column: str) -> str:
     """The largest `rate` at which a column holds for every run, in words, of runs of one configuration on one task."""
     if own.empty:
@@ -327,4 +333,30 @@ def _tasks(found: Findings, table: pd.DataFrame) -> list[str]:
     return [task for task in found.document["tasks"] if task in set(table["task"])]
 
 
-CHAPTER = Chapter("stability", "Stability", relevant_outcomes, pictures, blocks, leads=True)
+def seen(found: Findings, table: pd.DataFrame) -> str:
+    """How many runs diverged or spiked, and where rates were tried the largest that every seed learned at."""
+    lost = table["diverged"].astype(bool)
+    spiked = (table["spikes"] > 0) & ~lost
+    counts = [f"{n} {what}" for n, what in ((lost.sum(), "diverged"), (spiked.sum(), "spiked")) if n]
+    of = f"of {counted(len(table), 'run')}"
+    parts = [f"{of} {listed(counts)}" if counts else f"{of} none diverged or spiked"]
+    groups = swept(found.document)
+    if 0 < len(groups) <= NAMED:
+        runs = _at_rates(found, table)
+        for task in _tasks(found, table):
+            on = runs[runs["task"] == task]
+            rates = [f"{_learned(on[on['variant'].isin(own)])} with {quoted(name)}" for name, own in groups.items()]
+            parts.append(f"the largest learning rate at which every seed learned {task} is {', '.join(rates)}")
+    return "; ".join(parts)
+
+
+def _learned(own: pd.DataFrame) -> str:
+    """`largest_rate` of the runs that passed the gate, in a word."""
+    passed = own.groupby("rate")["passed"].all()
+    if not passed.any():
+        return "none"
+    largest = float(passed[passed].index.max())
+    return f"{'≥ ' if largest == passed.index.max() else ''}{plain(largest)}"
+
+
+CHAPTER = Chapter("stability", "Stability", relevant_outcomes, pictures, blocks, leads=True, seen=seen)
