@@ -9,7 +9,7 @@
 #   make lint            style, types, import rules
 #   make bench           speed against bare loops and against x-transformers
 #   make bench-attention time and memory of attention against length, and of decoding against the cache
-#   make gpu-check       what only a CUDA GPU can show; says so where there is none
+#   make gpu-check       what only a CUDA GPU can show; says so where there is none (PYTHON=python3: any that holds torch)
 #   make setup           only the installation (PYTHON=python3.12 to choose another one)
 #
 # When a command fails, make's last line has the command's own exit code ("Error 1": the study finished with failed runs, 2: a
@@ -67,8 +67,13 @@ bench: $(BENCH)/installed
 bench-attention: $(VENV)/installed
 	$(python) tests/bench/attention.py
 
-gpu-check: $(VENV)/installed
-	$(python) tests/bench/gpu_check.py
+# Needs no tracker and no installation: it runs on .venv if there is one, else on any Python that holds torch, Lightning and
+# pydantic, as images made for GPUs do.
+gpu-python = $(or $(PYTHON),$(wildcard $(python)),python3)
+gpu-check:
+	@$(gpu-python) -c 'import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))' torch pytorch_lightning pydantic || { \
+	    echo "make: $(gpu-python) lacks torch, pytorch-lightning or pydantic: run make setup, or name another with PYTHON=python3" >&2; exit 1; }
+	PYTHONPATH=. timeout 480 $(gpu-python) tests/bench/gpu_check.py
 
 # The file is touched last, so an interrupted installation is taken up again. The candidates are run, not only looked for:
 # pyenv answers for versions that are not active. Debian has venv in a package of its own.

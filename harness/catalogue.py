@@ -10,17 +10,17 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
 from harness.cost import (
-    BACKWARD,
     BYTES,
     active_parameters,
     all_score_elements,
     cache_elements,
     decoding_flops,
     empty_model,
-    forward_flops,
+    operations,
     parameters,
     parameters_by_part,
     score_elements,
+    training_passes,
 )
 from harness.locate import ablation_files, ablations_in, the_ablation
 from harness.presets import PRESETS
@@ -200,16 +200,18 @@ def document(what: str | None) -> dict[str, Any]:
 
 
 LONGEST = 10_000_000  # tokens: far beyond, torch cannot number the elements of a score matrix
+AS_USUAL = TrainSpec()
 
 
-def model_named(name: str, vocab_size: int | None) -> tuple[str, ModelSpec, int]:
-    """The model of a preset, or of a file that holds a ModelSpec or a RunSpec as JSON: its name, spec and vocabulary.
+def model_named(name: str, vocab_size: int | None) -> tuple[str, ModelSpec, int, TrainSpec]:
+    """The model of a preset, or of a file that holds a ModelSpec or a RunSpec as JSON: its name, spec, vocabulary and
+    training.
 
     Raises:
         UserError: neither a preset nor such a file.
     """
     if name in PRESETS:
-        return name, PRESETS[name].model, vocab_size or PRESETS[name].vocab_size
+        return name, PRESETS[name].model, vocab_size or PRESETS[name].vocab_size, PRESETS[name].train
     file = Path(name).expanduser()
     if not file.is_file():
         raise UserError(f"{name!r} is neither a preset nor a file; {nearest(name, PRESETS)}")
@@ -224,14 +226,16 @@ def model_named(name: str, vocab_size: int | None) -> tuple[str, ModelSpec, int]
     try:
         if "task" in document:
             run = RunSpec.parse(document)
-            return str(file), run.model, vocab_size or run.task.vocab_size
-        return str(file), ModelSpec.parse(document), vocab_size or 32_000
+            return str(file), run.model, vocab_size or run.task.vocab_size, run.train
+        return str(file), ModelSpec.parse(document), vocab_size or 32_000, TrainSpec()
     except UserError as error:
         raise UserError(f"{file}: {error} (levels and tasks of your own file: --load FILE)") from error
 
 
-def cost_document(name: str, spec: ModelSpec, vocab_size: int, lengths: list[int], number: str) -> dict[str, Any]:
-    """What `harness cost` says, as plain data.
+def cost_document(
+    name: str, spec: ModelSpec, vocab_size: int, lengths: list[int], number: str, train: TrainSpec = AS_USUAL
+) -> dict[str, Any]:
+    """What `harness cost` says, as plain data; of `forward_flops` those of attention's products stand beside them.
 
     Raises:
         UserError: the model cannot take a length.
@@ -246,19 +250,19 @@ def cost_document(name: str, spec: ModelSpec, vocab_size: int, lengths: list[int
         "parameters": parameters(model),
         "active_parameters": active_parameters(model),
         "parameters_by_part": parameters_by_part(model),
-        "lengths": [_cost_at(spec, vocab_size, length, BYTES[number]) for length in lengths],
+        "lengths": [_cost_at(spec, vocab_size, length, BYTES[number], training_passes(train)) for length in lengths],
     }
 
 
-def _cost_at(spec: ModelSpec, vocab_size: int, length: int, size: int) -> dict[str, Any]:
-    encoded = spec.architecture.has_encoder()
-    forward = forward_flops(spec, vocab_size, length, length if encoded else 0)
+def _cost_at(spec: ModelSpec, vocab_size: int, length: int, size: int, passes: int) -> dict[str, Any]:
+    forward, products = operations(spec, vocab_size, length, length if spec.architecture.has_encoder() else 0)
     cache = cache_elements(spec, length) * size
     return {
         "length": length,
         "forward_flops": forward,
-        "training_flops": forward * (1 + BACKWARD),
-        "decoding_flops": decoding_flops(spec, vocab_size, length) if spec.architecture.is_causal() else None,
+        "attention_product_flops": products,
+        "training_flops": forward * passes,
+        "decoding_flops": decoding_flops(spec, vocab_size, length),
         "score_elements_a_head": score_elements(spec, length),
         "score_bytes_a_head": score_elements(spec, length) * size,
         "score_bytes": all_score_elements(spec, length) * size,

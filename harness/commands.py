@@ -342,11 +342,11 @@ def cost(options: "Namespace") -> Answer:
         from harness.cost import counting
 
     _load_files(options)
-    name, spec, vocab_size = model_named(options.model, options.vocab)
+    name, spec, vocab_size, train = model_named(options.model, options.vocab)
     limit = spec.position.limit()
     lengths = options.length or [n for n in (512, 2048, 8192) if limit is None or n <= limit] or [limit]
     with counting(name):
-        found = cost_document(name, spec, vocab_size, sorted(set(lengths)), options.number)
+        found = cost_document(name, spec, vocab_size, sorted(set(lengths)), options.number, train)
     return Answer(found, lambda: _show_cost(found))
 
 
@@ -360,11 +360,15 @@ def _show_cost(found: dict[str, Any]) -> None:
     out.print(f"{said} (vocabulary {found['vocab_size']:,})", soft_wrap=True)
     parts = [[part, f"{n:,}", f"{n / found['parameters']:.1%}"] for part, n in found["parameters_by_part"].items()]
     out.print(table(["part…", ">parameters", ">share"], parts))
-    out.print(f"FLOPs of one sequence; score matrices and caches of one, in {found['number']}; flash stores no scores")
+    out.print(
+        "FLOPs of one sequence (products: those that attention has in the forward pass); score matrices and caches of "
+        f"one, in {found['number']}; flash stores no scores"
+    )
     rows = [
         [
             f"{row['length']:,}",
             f"{row['forward_flops']:.3e}",
+            f"{row['attention_product_flops']:.3e}",
             f"{row['training_flops']:.3e}",
             "—" if row["decoding_flops"] is None else f"{row['decoding_flops']:.3e}",
             _bytes(row["score_bytes_a_head"]),
@@ -377,6 +381,7 @@ def _show_cost(found: dict[str, Any]) -> None:
     columns = [
         ">length",
         ">forward",
+        ">products",
         ">training",
         ">next token",
         ">scores/head",

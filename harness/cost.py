@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from harness.components.feedforward import MixtureOfExperts
 from harness.schema import UserError
-from harness.spec import ModelSpec, RunSpec
+from harness.spec import ModelSpec, RunSpec, TrainSpec
 from harness.transformer import Block, Transformer
 
 BACKWARD = 2  # the backward pass multiplies twice for each multiplication of the forward pass
@@ -75,8 +76,17 @@ def parameters_by_part(model: Transformer) -> dict[str, int]:
     return parts | {"other": parameters(model) - sum(parts.values())}
 
 
+class Operations(NamedTuple):
+    """Operations of one forward pass, and those of them that attention's products take: QKᵀ, weights times values, and
+    whatever else is multiplied of two activations.
+    """
+
+    total: int
+    products: int
+
+
 @lru_cache(maxsize=256)
-def forward_flops(spec: ModelSpec, vocab_size: int, tokens: int, source_tokens: int = 0) -> int:
+def operations(spec: ModelSpec, vocab_size: int, tokens: int, source_tokens: int = 0) -> Operations:
     """Operations of one forward pass over one sequence of `tokens` tokens; a multiply-add counts two.
 
     Counted on the meta device along the explicit (math) path, as torch's counter knows no fused CPU kernel. Attention
@@ -86,13 +96,25 @@ def forward_flops(spec: ModelSpec, vocab_size: int, tokens: int, source_tokens: 
     model, sequence = empty_model(spec, vocab_size), _tokens(tokens)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(sequence, _tokens(source_tokens) if source_tokens else None)
-    return int(counter.get_total_flops())
+    counted = counter.get_flop_counts().get("Global", {})  # linear maps are mm or addmm
+    return Operations(int(counter.get_total_flops()), int(counted.get(torch.ops.aten.bmm, 0)))
 
 
-def decoding_flops(spec: ModelSpec, vocab_size: int, tokens: int) -> int:
-    """Operations that a decoder needs for the last of `tokens` tokens with a cache of the others, counted alike."""
+def forward_flops(spec: ModelSpec, vocab_size: int, tokens: int, source_tokens: int = 0) -> int:
+    """All `operations` of one forward pass."""
+    return operations(spec, vocab_size, tokens, source_tokens).total
+
+
+def decoding_flops(spec: ModelSpec, vocab_size: int, tokens: int) -> int | None:
+    """Operations that a decoder needs for the last of `tokens` tokens with a cache of the others, counted alike.
+
+    None for an encoder, and for the first token of an encoder-decoder, which the whole source is read for.
+    """
+    encoded = spec.architecture.has_encoder()
+    if not spec.architecture.is_causal() or (encoded and tokens == 1):
+        return None
     model = empty_model(spec, vocab_size).eval()
-    source = _tokens(tokens) if spec.architecture.has_encoder() else None
+    source = _tokens(tokens) if encoded else None
     cache = model.cache(tokens)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         if tokens > 1:
@@ -132,12 +154,14 @@ def cache_elements(spec: ModelSpec, tokens: int) -> int:
     return spec.attention.cache_elements(spec.shape, tokens) + across
 
 
+def training_passes(train: TrainSpec) -> int:
+    """What training on a sequence costs, in forward passes: backward too, where activations are recomputed one more."""
+    return 1 + BACKWARD + train.recompute
+
+
 def training_flops(spec: RunSpec, sequences: Iterable[tuple[tuple[int, int], int]]) -> float:
-    """Operations of a training run that read `((tokens a sequence, of its source), number of such sequences)`,
-    forward and backward; once more forward where activations are recomputed.
-    """
-    passes = 1 + BACKWARD + spec.train.recompute
-    vocabulary = spec.task.vocab_size
+    """Operations of a training run that read `((tokens a sequence, of its source), number of such sequences)`."""
+    passes, vocabulary = training_passes(spec.train), spec.task.vocab_size
     return float(sum(passes * count * forward_flops(spec.model, vocabulary, *tokens) for tokens, count in sequences))
 
 

@@ -94,13 +94,15 @@ class ModelSpec(Spec):
 
     def flash_obstacle(self, device: str) -> str:
         """Why flash attention cannot run somewhere in a model of this spec; empty where it can."""
+        causal = self.architecture.is_causal()
         found = [self.attention.flash_obstacle(device)]
-        found.append(self.position.flash_obstacle(device, causal=self.architecture.is_causal()))
+        found.append(self.position.flash_obstacle(device, causal=causal))
         if self.architecture.has_encoder():
             found.append(self.position.flash_obstacle(device, causal=False))
         if self.attention_dropout and device == "cpu":
             found.append("the CPU has no flash kernel with dropout")
-        if device == "cuda" and (width := self.attention.query_width(self.shape)) > WIDEST:
+        width = self.attention.query_width(self.shape) + self.position.added_width(causal=causal)
+        if device == "cuda" and width > WIDEST:
             found.append(f"queries of {width} dimensions are wider than the {WIDEST} that flash takes")
         return next(filter(None, found), "")
 

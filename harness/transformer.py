@@ -22,6 +22,7 @@ from harness.components.init import initialise
 from harness.components.kernel import same_kernels
 from harness.components.position import Relation, places
 from harness.components.residual import ResidualStep
+from harness.schema import UserError
 from harness.trace import Trace
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for tokens, room for later ones included, those of an encoder's source left out."""
-        return sum(block.own.nbytes for block in self.blocks)
+        """Bytes held for tokens, room for later ones included, and for an encoder's source."""
+        return sum(block.own.nbytes + block.memory.nbytes for block in self.blocks)
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,17 @@ def buffers_kept(module: nn.Module) -> Iterator[None]:
             buffer.copy_(value)
 
 
+def check_padding(name: str, real: Tensor | None, tokens: Tensor | None) -> None:
+    """Raise `UserError` unless there is a mark for each token: a mask of queries and keys `(B, T, T)` would meet scores
+    `(B, H, T, K)` head by head where there are as many heads as sequences.
+    """
+    if real is not None and tokens is not None and real.shape != tokens.shape:
+        raise UserError(
+            f"{name} has the shape {tuple(real.shape)}, its tokens have {tuple(tokens.shape)}: give each token one "
+            f"mark, False at padding (a causal mask comes from the architecture)"
+        )
+
+
 class Transformer(Stack):
     """Tokens to logits: a causal decoder, an encoder that predicts all positions at once, or a decoder that reads what
     an encoder made of a source.
@@ -254,7 +266,10 @@ class Transformer(Stack):
 
         Raises:
             UnsupportedLength: the positions cannot take so many tokens.
+            UserError: `real` or `source_real` is no `(B, T)` of its tokens.
         """
+        check_padding("real", real, tokens)
+        check_padding("source_real", source_real, source)
         memory: Tensor | None = None
         routings: list[Routing] = []
         if self.encoder is not None and (cache is None or cache.length == 0):

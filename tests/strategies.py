@@ -8,7 +8,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from harness.schema import Level, Spec, UserError, is_foreign
-from harness.spec import ModelSpec
+from harness.spec import ModelSpec, TrainSpec
 from tasks import Lengths
 
 Strategy = st.SearchStrategy[Any]
@@ -51,6 +51,15 @@ SENSIBLE: dict[str, Strategy] = {  # sizes, and fields that must fit together
     "balance": st.floats(0, 1),
     "z_loss": st.floats(0, 0.1),
     "bias_rate": st.floats(0, 0.1),
+    **dict.fromkeys(("attention_dropout", "residual_dropout", "embedding_dropout"), st.floats(0, 0.5)),
+    "steps": st.integers(1, 1000),
+    "batch_size": st.integers(1, 4),
+    "learning_rate": st.floats(1e-5, 1),
+    "warmup_steps": st.integers(1, 400),
+    **dict.fromkeys(("beta1", "beta2"), st.floats(0, 0.999)),
+    "weight_decay": st.floats(0, 1),
+    "gradient_clip": st.none() | st.floats(0.01, 10),
+    "num_samples": st.integers(1, 50),
 }
 
 
@@ -113,8 +122,16 @@ def _model(given: dict[str, Any]) -> ModelSpec | None:
 
 def components() -> Strategy:
     """Fields of a ModelSpec, which may not fit together: at most five of them are not the default."""
-    every = fields(ModelSpec)
-    sizes = {name: every[name] for name in ("d_model", "num_layers", "num_heads")}
-    others = [name for name in every if name not in sizes]
-    chosen = st.lists(st.sampled_from(others), max_size=5, unique=True)
-    return chosen.flatmap(lambda names: st.fixed_dictionaries({**sizes, **{name: every[name] for name in names}}))
+    return _some(ModelSpec, ("d_model", "num_layers", "num_heads"))
+
+
+def training() -> Strategy:
+    """Fields of a TrainSpec, likewise."""
+    return _some(TrainSpec, ("batch_size", "learning_rate"))
+
+
+def _some(kind: type[Spec], always: tuple[str, ...]) -> Strategy:
+    every = fields(kind)
+    given = {name: every[name] for name in always}
+    chosen = st.lists(st.sampled_from([name for name in every if name not in given]), max_size=5, unique=True)
+    return chosen.flatmap(lambda names: st.fixed_dictionaries({**given, **{name: every[name] for name in names}}))

@@ -27,3 +27,23 @@ def test_a_point_of_the_attention_bench_can_be_measured(
     monkeypatch.syspath_prepend(BENCH)
     first, *_ = importlib.import_module("attention").in_a_process(what, "multi-head", 1024)
     assert first > least
+
+
+def test_the_gain_of_a_cache_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+    (times,) = importlib.import_module("attention").in_a_process("speedup", "MultiHead", 64)
+    assert times > 0
+
+
+def test_the_page_of_the_attention_bench_says_what_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+    bench = importlib.import_module("attention")
+    growth = {name: ([1024, 2048, 4096], [1.0, 4.0, 16.0], [1e6, 2e6, 4e6]) for name in bench.VARIANTS}
+    decoding = {name: [[1.0, 2**20]] * len(bench.CACHED) for name in bench.DECODERS}
+    page = bench.page(growth, decoding, dict.fromkeys(bench.CACHING, 12.0) | {"Linear": 9.0})
+    assert "| grouped-query | 4,096 | 16 | 3.81 | 2.00 | 1.00 | 2, 1 |" in page
+    assert "| Linear | 9.0 | FAILS |" in page
+    assert "| MultiHead, TransformerXL | 12.0 | holds |" in page
+    monkeypatch.setattr(bench, "OUT", tmp_path)
+    bench.draw(growth, decoding)  # a colour and a mark for each
+    assert {path.name for path in tmp_path.iterdir()} == {"growth.png", "growth.svg"}

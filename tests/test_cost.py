@@ -6,11 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from harness.components.feedforward import GELU, FeedForward, ReLU, SwiGLU
+from harness.components.architecture import Architecture, DecoderOnly, EncoderDecoder, EncoderOnly
+from harness.components.attention import Attention, GroupedQuery, MultiQuery, SlidingWindow
+from harness.components.feedforward import GELU, FeedForward, MoE, ReLU, SwiGLU
 from harness.components.norm import LayerNorm, Norm, NormPlacement, PostNorm, PreNorm, RMSNorm
 from harness.components.position import ALiBi, Learned, NoPE, Position, RoPE, Sinusoidal, T5Bias
 from harness.components.scale import Inverse
-from harness.cost import BACKWARD, forward_flops, parameters, training_flops
+from harness.cost import BACKWARD, all_score_elements, forward_flops, operations, parameters, training_flops
 from harness.spec import ModelSpec, RunSpec, TrainSpec
 from harness.transformer import Transformer
 from tasks import Copy
@@ -55,11 +57,14 @@ def products(spec: ModelSpec, tokens: int) -> int:
     """Operations of every matrix product of a forward pass, by hand; a multiply-add counts two."""
     d, f, t = spec.d_model, spec.feedforward.d_ff, tokens  # type: ignore[attr-defined]
     matrices = 3 if isinstance(spec.feedforward, SwiGLU) else 2
+    linear = spec.num_layers * (4 * t * d * d + matrices * t * d * f) + t * d * VOCABULARY
+    return 2 * linear + scores_and_mix(spec, tokens)
+
+
+def scores_and_mix(spec: ModelSpec, tokens: int) -> int:
+    """Those of QKᵀ and of weights times values alone."""
     d_head = spec.shape.d_head + 2 * isinstance(spec.position, ALiBi)  # ALiBi's slopes ride in two more dimensions
-    projections = 4 * t * d * d
-    scores_and_mix = 2 * spec.num_heads * t * t * d_head
-    feedforward = matrices * t * d * f
-    return 2 * (spec.num_layers * (projections + scores_and_mix + feedforward) + t * d * VOCABULARY)
+    return 2 * spec.num_layers * 2 * spec.num_heads * tokens * tokens * d_head
 
 
 @pytest.mark.parametrize("position", [NoPE(), Sinusoidal(), Learned(), RoPE(), ALiBi(), T5Bias()], ids=lambda p: p.kind)
@@ -68,6 +73,7 @@ def products(spec: ModelSpec, tokens: int) -> int:
 def test_operations_are_those_of_the_matrix_products(position: Position, feedforward: FeedForward, tokens: int) -> None:
     spec = ModelSpec(d_model=16, num_heads=2, num_layers=3, position=position, feedforward=feedforward)
     assert forward_flops(spec, VOCABULARY, tokens) == products(spec, tokens)
+    assert operations(spec, VOCABULARY, tokens) == (products(spec, tokens), scores_and_mix(spec, tokens))
 
 
 @pytest.mark.parametrize("change", [RMSNorm(), PreNorm(), Inverse(), GELU()], ids=lambda level: level.kind)
@@ -88,10 +94,11 @@ def test_operations_are_quadratic_in_length() -> None:
 
 @pytest.mark.parametrize("heads", [1, 2, 4, 8])
 def test_heads_cost_what_one_head_costs(heads: int) -> None:
-    # CLAIMS E06: true of projections and products.
+    # CLAIMS E06: true of projections and products; the score matrices are as many as the heads.
     one, many = (ModelSpec(d_model=16, num_heads=h, position=RoPE()) for h in (1, heads))
     assert forward_flops(many, VOCABULARY, 30) == forward_flops(one, VOCABULARY, 30)
     assert model_parameters(many) == model_parameters(one)
+    assert all_score_elements(many, 30) == heads * all_score_elements(one, 30) == heads * 2 * 30 * 30
 
 
 def test_attention_overtakes_the_rest_at_six_times_the_width() -> None:
@@ -108,6 +115,31 @@ def test_attention_overtakes_the_rest_at_six_times_the_width() -> None:
     for tokens in (3 * d, 6 * d, 12 * d):
         linear = layer(tokens) - quadratic(tokens)
         assert quadratic(tokens) / linear == pytest.approx(tokens / (6 * d))
+
+
+@pytest.mark.parametrize("level", [GroupedQuery(), MultiQuery()], ids=lambda level: level.kind)
+def test_shared_keys_save_projections_and_no_products(level: Attention) -> None:
+    full = ModelSpec(d_model=16, num_heads=4)
+    shared = operations(full.replace("attention", level), VOCABULARY, 30)
+    assert shared.products == scores_and_mix(full, 30)
+    assert shared.total < products(full, 30)
+
+
+def test_products_are_those_of_a_window_and_know_nothing_of_experts() -> None:
+    windows = ModelSpec(d_model=16, num_heads=2, num_layers=1, attention=SlidingWindow(window=8))
+    found = [operations(windows, VOCABULARY, tokens).products for tokens in (32, 64)]
+    assert found == [2 * 2 * tokens * 2 * 8 * 16 for tokens in (32, 64)]  # blocks of 8 queries by 16 keys
+    experts = windows.replace("feedforward", MoE(expert=ReLU(d_ff=24)))
+    assert operations(experts, VOCABULARY, 32).products == found[0]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "times"), [(DecoderOnly(), 1), (EncoderOnly(), 1), (EncoderDecoder(), 3)], ids=lambda a: str(a)
+)
+def test_an_encoder_decoder_multiplies_three_times(architecture: Architecture, times: int) -> None:
+    spec = ModelSpec(d_model=16, num_heads=2, architecture=architecture)
+    source = 9 if architecture.has_encoder() else 0
+    assert operations(spec, VOCABULARY, 9, source).products == times * scores_and_mix(spec, 9)
 
 
 def test_training_costs_three_forward_passes_a_sequence() -> None:

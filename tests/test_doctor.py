@@ -9,7 +9,10 @@ from packaging.requirements import Requirement
 
 from harness import doctor
 from harness.cli import main
+from harness.components.attention import Attention
+from harness.components.position import Position
 from harness.doctor import FAIL, OK, WARN, Check, examine
+from harness.schema import is_foreign
 
 
 def named(checks: list[Check], name: str) -> Check:
@@ -32,6 +35,24 @@ def test_flash_runs_forward_and_backward_on_the_cpu(precision: torch.dtype) -> N
     assert doctor.kernel("cpu", precision) == Check(
         f"flash on cpu, {str(precision).removeprefix('torch.')}", OK, "forward and backward"
     )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has other kernels: make gpu-check")
+def test_the_table_of_kernels_has_a_row_for_every_level_with_kernel_and_reason(tmp_path: Path) -> None:
+    found = {check.name: check.found for check in examine(tmp_path / "results")}
+    flash = "flash: every call of attention runs on it"
+    bias = "adds a T×T bias, which flash takes only on the CPU, untrained"
+    off_flash = {
+        "attention = Linear": "none: Linear has no softmax",
+        "position = T5Bias": f"math: T5Bias {bias}",
+        "position = TransformerXL": f"math: TransformerXL {bias}",
+    }
+    axes = {"attention": Attention, "position": Position}
+    own = [
+        f"{name} = {k}" for name, axis in axes.items() for k, level in axis.levels().items() if not is_foreign(level)
+    ]
+    assert {name: found.get(name) for name in own} == dict.fromkeys(own, flash) | off_flash
+    assert found["flash on cpu, float32"] == found["flash on cpu, bfloat16"] == "forward and backward"
 
 
 def test_a_kernel_that_cannot_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,13 @@
 """Named models: the published sizes, counted without memory for them; the claims about cost that numbers settle."""
 
+import itertools
 import json
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+import pytorch_lightning as pl
 
 from harness.cli import main
 from harness.components.architecture import EncoderDecoder, EncoderOnly
@@ -23,12 +26,12 @@ from harness.cost import (
     parameters,
     parameters_by_part,
     score_elements,
+    training_flops,
 )
-from harness.module import answer_loss
+from harness.module import TransformerModule
 from harness.presets import PRESETS, preset
 from harness.schema import UserError
 from harness.spec import ModelSpec, Noam, RunSpec, TrainSpec
-from harness.transformer import build_model
 from tasks import Copy, Lengths
 
 MIB, GIB = 2**20, 2**30
@@ -76,21 +79,28 @@ def test_the_usual_widths_have_heads_of_64(name: str, d_model: int, heads: int) 
 
 
 @pytest.mark.parametrize("name", ["original-small", "modern-small"])
-def test_the_small_ones_train(name: str) -> None:
+def test_the_small_ones_train_as_they_say(name: str) -> None:
+    # Their own optimiser, schedule, smoothing and clipping, under Lightning; only the first steps of them.
     found = PRESETS[name]
     task = Copy(lengths=Lengths(train=(2, 5), test=(6,)), num_symbols=8)
-    spec = RunSpec(model=found.model, task=task, train=found.train)
-    model = build_model(spec.model, task.vocab_size, seed=0)
-    optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
-    losses = []
-    for step in range(40):
-        batch = spec.training_batch(step, torch.device("cpu"))
-        loss = answer_loss(model(*batch.reading), batch.targets)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+    module = TransformerModule(RunSpec(model=found.model, task=task, train=found.train))
+    losses: list[float] = []
+
+    class Losses(pl.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            losses.append(module.loss.item())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's advice on loaders
+        trainer = pl.Trainer(
+            accelerator="cpu", max_steps=120, max_epochs=-1, callbacks=[Losses()], logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(module, itertools.repeat(0))
+    rates = [found.train.schedule.factor(step, found.train.steps, 64) * found.train.learning_rate for step in (0, 119)]
+    assert module.learning_rate == pytest.approx(rates[1])
+    assert rates[0] < rates[1]  # both are still warming up, or just past it
+    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
@@ -170,8 +180,7 @@ def test_eight_experts_top_two_cost_eight_times_the_parameters_and_twice_the_ope
 
 
 def test_active_parameters_count_the_shared_expert() -> None:
-    # CLAIMS D17: 4096/11008, 8 experts, top-2, one shared: 406 M of 1 217 M, not 2/8 of it (304 M). And with experts of
-    # 50 B, top-2 is 100 B, not "50 B active".
+    # CLAIMS D17: 4096/11008, 8 experts, top-2, one shared: 406 M of 1 217 M, not 2/8 of it (304 M).
     experts = MoE(expert=SwiGLU(d_ff=11_008), num_experts=8, top_k=2, num_shared=1)
     spec = layer(d_model=4096, num_heads=32, feedforward=experts)
     model = empty_model(spec, 10)
@@ -187,6 +196,15 @@ def test_a_decoded_token_costs_its_projections_and_one_row_of_scores() -> None:
     spec = layer(d_model=d, num_heads=4, feedforward=ReLU(d_ff=f))
     by_hand = 2 * (4 * d * d + 2 * d * f + 2 * n * d + d * vocabulary)
     assert decoding_flops(spec, vocabulary, n) == by_hand
+    both = spec.replace("architecture", EncoderDecoder())  # a query and an output more, and a row over the source
+    assert decoding_flops(both, vocabulary, n) == by_hand + 2 * (2 * d * d + 2 * n * d)
+
+
+def test_what_reads_a_whole_source_or_decodes_nothing_has_no_next_token() -> None:
+    spec = layer(d_model=64, num_heads=4)
+    assert decoding_flops(spec, 10, 1) == forward_flops(spec, 10, 1)
+    for architecture, tokens in ((EncoderDecoder(), 1), (EncoderOnly(), 1), (EncoderOnly(), 9)):
+        assert decoding_flops(spec.replace("architecture", architecture), 10, tokens) is None
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -216,11 +234,91 @@ def test_without_lengths_those_are_shown_that_the_model_takes(name: str, capsys:
     assert [row["length"] for row in json.loads(out)["lengths"]] == [512]
 
 
+def counted(
+    capsys: pytest.CaptureFixture[str], folder: Path, spec: ModelSpec | RunSpec, *arguments: str
+) -> dict[str, Any]:
+    """What `harness cost` says of a spec's document."""
+    (folder / "spec.json").write_text(json.dumps(spec.document()))
+    code, out, _ = call(capsys, str(folder / "spec.json"), "--json", *arguments)
+    assert code == 0
+    document: dict[str, Any] = json.loads(out)
+    return document
+
+
+def test_the_command_shows_where_attention_overtakes_the_rest(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    # CLAIMS D15: products cost 4n²d, the rest of a layer with d_ff = 4d costs 24nd²: even at n = 6d.
+    d = 64
+    spec = layer(d_model=d, num_heads=4, feedforward=ReLU(d_ff=4 * d))
+    lengths = [str(n) for n in (3 * d, 6 * d, 12 * d)]
+    for row in counted(capsys, tmp_path, spec, "--vocab", "1", "--length", *lengths)["lengths"]:
+        n, products = row["length"], row["attention_product_flops"]
+        rest = row["forward_flops"] - products - 2 * n * d  # the output head of one word
+        assert products == 4 * n * n * d
+        assert products / rest == n / (6 * d)
+
+
+def test_the_command_shows_what_experts_cost(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    # CLAIMS E20: eight times the parameters, twice the operations.
+    dense = layer(d_model=256, num_heads=4, feedforward=SwiGLU(d_ff=512))
+    sparse = dense.replace("feedforward", MoE(expert=SwiGLU(d_ff=512), num_experts=8, top_k=2))
+    one, eight = (counted(capsys, tmp_path, spec, "--length", "64") for spec in (dense, sparse))
+    of_one, of_eight = (found["parameters_by_part"]["feedforward"] for found in (one, eight))
+    router = 256 * 8
+    assert of_eight == 8 * of_one + router
+    more = eight["lengths"][0]["forward_flops"] - one["lengths"][0]["forward_flops"]
+    assert more == 2 * 64 * (of_one + router)
+
+
+def test_the_command_shows_the_feed_forwards_share(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    # CLAIMS E35
+    for feedforward, share in ((ReLU(d_ff=4096), 2 / 3), (SwiGLU(d_ff=4096), 3 / 4)):
+        parts = counted(capsys, tmp_path, layer(d_model=1024, num_heads=8, feedforward=feedforward))[
+            "parameters_by_part"
+        ]
+        block = parts["feedforward"] + parts["attention"] + parts["norms"]
+        assert parts["feedforward"] / block == pytest.approx(share, abs=1e-3)
+
+
+def test_the_command_shows_a_compressed_cache(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    # CLAIMS D06: 8192 numbers a token against 512, with the rotated key 576.
+    held = {}
+    for level in (MultiHead(), Latent(d_latent=512, d_rope=64)):
+        spec = layer(d_model=4096, num_heads=32, attention=level)
+        held[level.kind] = counted(capsys, tmp_path, spec, "--length", "4096")["lengths"][0]["cache_bytes_a_layer"]
+    assert held == {"MultiHead": 4096 * 8192 * FP16, "Latent": 4096 * (512 + 64) * FP16}
+
+
+def test_the_command_shows_that_two_experts_of_50_billion_are_100(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    # CLAIMS D17: "400 B, 50 B active" with eight experts of 50 B and top-2.
+    d, f = 16_384, 1_017_253
+    experts = MoE(expert=SwiGLU(d_ff=f), num_experts=8, top_k=2)
+    found = counted(capsys, tmp_path, layer(d_model=d, num_heads=128, feedforward=experts), "--length", "8")
+    assert 3 * d * f == pytest.approx(50e9, rel=1e-6)
+    rest = found["parameters"] - found["parameters_by_part"]["feedforward"] + 8 * d
+    assert found["parameters"] - rest == pytest.approx(400e9, rel=1e-6)
+    assert found["active_parameters"] - rest == pytest.approx(100e9, rel=1e-6)
+
+
+def test_a_runs_second_forward_pass_is_counted_as_in_its_ledger(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for recompute, passes in ((False, 3), (True, 4)):
+        model = layer(d_model=16, num_heads=2)
+        run = RunSpec(task=Copy(num_symbols=8), model=model, train=TrainSpec(recompute=recompute))
+        row = counted(capsys, tmp_path, run, "--length", "8")["lengths"][0]
+        assert row["training_flops"] == passes * row["forward_flops"] == training_flops(run, [((8, 0), 1)])
+
+
 def test_cost_is_shown_in_words_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "mixtral-8x7b", "--length", "4096")
     assert code == 0
     assert "46,702,792,704 parameters, 12,879,925,248 of them active for a token" in out
     assert "16 MiB" in out
+    assert "products" in out
 
 
 def test_cost_of_a_runs_spec_and_of_a_models(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:

@@ -80,7 +80,7 @@ class Attention(Level):
         return shape.d_head
 
     def query_width(self, shape: Shape) -> int:
-        """Dimensions of what a query is multiplied with, but for those that ALiBi adds."""
+        """Dimensions of what a query is multiplied with, but for those that positions add."""
         return shape.d_head
 
     def across(self) -> "Attention":
@@ -770,7 +770,7 @@ def fused_attention(
 
     Queries `(B, H, T, d)` and keys `(B, G, K, d)`, G dividing H, may be wider than values `(B, G, K, d_v)`, or
     narrower: flash wants one width, so the narrower are padded with zeros and the result is cut. `bias` broadcasts to
-    `(B, H, T, K)`, so does `visible`, which is False where a key is not seen.
+    `(B, H, T, K)`, so does `visible`, which is False where a key is not seen and has two dimensions or four.
     """
     d_value, extra = value.shape[-1], query.shape[-1] - value.shape[-1]
     if extra > 0:
@@ -809,6 +809,11 @@ def attention_weights(
 
 def _mask(bias: Tensor | None, visible: Tensor | None, *, causal: bool) -> Tensor | None:
     """The bias where a key is seen, −∞ where it is not; without a bias, whether it is seen; None: nothing to say."""
+    if visible is not None and visible.dim() == 3:  # (B, T, K) would pass for (H, T, K) where B = H
+        raise UserError(
+            f"visible has the shape {tuple(visible.shape)}: whether the first of three dimensions counts "
+            f"sequences or heads is not said; use four, as in (B, 1, T, K)"
+        )
     given = visible if bias is None else bias
     if given is None:
         return None

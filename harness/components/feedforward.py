@@ -87,7 +87,7 @@ class MoE(FeedForward):
     which moves by u · sign(mean load − load) every step (Wang et al. 2024, arXiv:2408.15664).
 
     `capacity` c lets an expert take ⌈c · top_k · T / E⌉ choices of a sequence in training, earlier tokens first, so
-    that no token depends on one ahead or on another sequence; evaluation drops nothing.
+    that what a later token or another sequence holds does not matter, only T does; evaluation drops nothing.
     """
 
     expert: Annotated[FeedForward, Changes("outputs")] = ReLU()

@@ -99,6 +99,10 @@ class Position(Level):
             return ""
         return f"{self.kind} adds a T×T bias, which flash takes only on the CPU, untrained"
 
+    def added_width(self, *, causal: bool) -> int:
+        """Dimensions that the level adds to queries and keys where it acts in them."""
+        return 0
+
     def codes(self, length: int, d_model: int) -> Tensor | None:
         """The fixed vectors `(length, d_model)` that the level adds to embeddings; None where it adds none."""
         return None
@@ -283,8 +287,9 @@ class YaRN(ScaledRoPE):
     """NTK-by-parts and a temperature (Peng et al. 2023, arXiv:2309.00071).
 
     Pair i makes r = trained_length · θ_i / 2π turns within the trained length. Where r < `slow` it is interpolated (θ_i
-    / s), where r > `fast` it stays, between the two it is mixed by (r − slow) / (fast − slow). Queries and keys are
-    multiplied by 0.1 · ln s + 1. (of Latent, the rotated dimensions alone).
+    / s), where r > `fast` it stays, between the two it is mixed by (r − slow) / (fast − slow): the paper's ramp, over
+    turns. The authors' code, and transformers after it, ramps over the index i instead. Queries and keys are multiplied
+    by 0.1 · ln s + 1 (of Latent, the rotated dimensions alone).
     """
 
     scales_logits = True
@@ -350,6 +355,10 @@ class ALiBi(Position):
     def flash_obstacle(self, device: str, *, causal: bool) -> str:
         """None in a decoder, where the bias rides in extra dimensions; the CPU's flash takes an untrained bias."""
         return f"{self.kind} adds a T×T bias where attention is not causal" if device == "cuda" and not causal else ""
+
+    def added_width(self, *, causal: bool) -> int:
+        """Two, in which the bias rides."""
+        return 2 if causal else 0
 
 
 class LinearBiases(PositionEncoding):
@@ -472,7 +481,7 @@ class TransformerXL(Position):
     sinusoidal codes R of the distance (Dai et al. 2019, arXiv:1901.02860).
 
     W_R is a layer's own, the biases u and v are shared by the layers, as in the paper's code. They meet queries that
-    are already scaled.
+    are already scaled. Each query meets the codes of all distances, so windows of keys save no memory: T×T stays.
     """
 
     biases_logits = True
@@ -584,6 +593,10 @@ class Randomised(Position):
     def flash_obstacle(self, device: str, *, causal: bool) -> str:
         """As the inner encoding."""
         return self.inner.flash_obstacle(device, causal=causal)
+
+    def added_width(self, *, causal: bool) -> int:
+        """As the inner encoding."""
+        return self.inner.added_width(causal=causal)
 
     def build(self, shape: Shape) -> PositionEncoding:
         """The inner encoding at other positions."""

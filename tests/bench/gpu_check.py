@@ -1,33 +1,32 @@
-"""`make gpu-check`: what only a CUDA GPU can show, in one script and under eight minutes.
+"""`make gpu-check`: what only a CUDA GPU can show, in one script and under eight minutes. It has not run on one yet.
 
-Needs torch from 2.9 on, pytorch-lightning and pydantic; neither MLflow nor Optuna. Without a GPU it says so and exits
-0, which is not a pass. Each check prints a line when it is done; the table comes last; exit 1 if one does not hold.
+Needs torch from 2.9 on, pytorch-lightning and pydantic; no MLflow, Optuna or tokenizers. Where `make` is missing:
+`PYTHONPATH=. python3 tests/bench/gpu_check.py`. Without a GPU it says so and exits 0, which is not a pass. Each check
+prints a line when it is done; the table comes last; exit 1 if one does not hold.
 """
 
 import sys
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
+from ablations.position import ablation as study
 from harness.backend import attention_backend
 from harness.components.attention import Attention, MultiHead
+from harness.components.kernel import Flash
 from harness.components.norm import PreNorm
-from harness.components.position import ALiBi, NoPE, Position, RoPE
+from harness.components.position import ALiBi, NoPE, Position, RoPE, T5Bias, TransformerXL
 from harness.runner import run
-from harness.spec import ModelSpec, RunSpec, TrainSpec
+from harness.spec import ModelSpec, RunSpec
 from harness.transformer import build_model
 from tasks import Copy, Lengths
 
-Row = tuple[str, str, str]  # what, measured, verdict
+Finding = tuple[str, str]  # what was measured, verdict
+Check = tuple[str, Callable[[], Finding]]  # of what, and how: nothing is measured before it is called
 HOLDS, FAILS, NOTED = "holds", "FAILS", "noted"
 MIB = 2**20
-
-
-def spec(model: ModelSpec, **train: object) -> RunSpec:
-    """A run on the GPU, which is in bf16."""
-    task = Copy(lengths=Lengths(train=(1, 8), test=(9, 12, 16)))
-    return RunSpec(model=model, task=task, train=TrainSpec(**train), device="cuda")  # type: ignore[arg-type]
+STEPS = 300  # of each training run
 
 
 def model_spec(attention: Attention | None = None, position: Position | None = None, **sizes: int) -> ModelSpec:
@@ -36,58 +35,68 @@ def model_spec(attention: Attention | None = None, position: Position | None = N
     return ModelSpec(attention=attention or MultiHead(), position=position or RoPE(), norm_placement=PreNorm(), **given)
 
 
-def own(axis: type[Attention] | type[Position]) -> Iterator[Attention | Position]:
-    """Our levels of an axis with their defaults."""
-    for level in axis.levels().values():
-        yield level()
-
-
-def flash_where_claimed() -> Iterator[Row]:
-    """Every level without an obstacle runs on flash; the others say what they run on."""
+def every_level() -> Iterator[tuple[str, ModelSpec]]:
+    """Our levels of attention and position with their defaults, each in a model."""
     for axis, field in ((Attention, "attention"), (Position, "position")):
-        for level in own(axis):
-            made = spec(model_spec(**{field: level}))  # type: ignore[arg-type]
-            model = build_model(made.model, made.task.vocab_size, seed=0).cuda()
-            backend, reason = attention_backend(made, model)
-            claimed = not made.model.flash_obstacle("cuda")
-            verdict = NOTED if not claimed else HOLDS if backend == "flash" else FAILS
-            yield f"kernel of {level.kind}", f"{backend}: {reason}", verdict
+        for kind, level in axis.levels().items():
+            yield kind, model_spec(**{field: level()})
 
 
-def parity() -> Iterator[Row]:
+def kernels() -> Iterator[Check]:
+    """Which kernel every level runs on."""
+    for kind, model in every_level():
+        spec = RunSpec(model=model, task=Copy(lengths=Lengths(train=(1, 8), test=())), device="cuda")
+        yield f"kernel of {kind}", partial(flash_where_claimed, spec)
+
+
+def flash_where_claimed(spec: RunSpec) -> Finding:
+    """Asked for flash, a level without an obstacle runs on it; what torch prefers (cuDNN on some devices) is noted."""
+    model = build_model(spec.model, spec.task.vocab_size, seed=0).cuda()
+    fastest = "Fastest() takes {}: {}".format(*attention_backend(spec, model))
+    if spec.flash_obstacle():
+        return fastest, NOTED
+    ran, reason = attention_backend(spec.replace("train.kernel", Flash()), model)
+    return f"Flash() takes {ran}: {reason}; {fastest}", HOLDS if ran == "flash" else FAILS
+
+
+def parity() -> Iterator[Check]:
+    """Every level in bf16 against itself in fp64."""
+    for kind, model in every_level():
+        yield f"bf16 against fp64, {kind}", partial(rounding, model)
+
+
+def rounding(spec: ModelSpec) -> Finding:
     """Logits in bf16 on the GPU against fp64 on the CPU, as a share of their spread."""
-    tokens = torch.randint(16, (2, 96), generator=torch.Generator().manual_seed(0))
-    for axis, field in ((Attention, "attention"), (Position, "position")):
-        for level in own(axis):
-            made = model_spec(**{field: level})  # type: ignore[arg-type]
-            model = build_model(made, 20, seed=0).eval()
-            read = tokens[:, : made.position.limit()]
-            with torch.no_grad():
-                fast = model.cuda()
-                with torch.autocast("cuda", torch.bfloat16):
-                    found = fast(read.cuda()).double().cpu()
-                exact = model.cpu().double()(read)
-            distance = ((found - exact).abs().max() / exact.std()).item()
-            yield f"bf16 against fp64, {level.kind}", f"{distance:.3f} of a std", HOLDS if distance < 0.15 else FAILS
+    model = build_model(spec, 20, seed=0).eval()
+    tokens = torch.randint(16, (2, 96), generator=torch.Generator().manual_seed(0))[:, : spec.position.limit()]
+    with torch.no_grad():
+        fast = model.cuda()
+        with torch.autocast("cuda", torch.bfloat16):
+            found = fast(tokens.cuda()).double().cpu()
+        exact = model.cpu().double()(tokens)
+    distance = ((found - exact).abs().max() / exact.std()).item()
+    return f"{distance:.3f} of a std", HOLDS if distance < 0.15 else FAILS
 
 
-def memory() -> Iterator[Row]:
+def memory() -> Iterator[Check]:
+    """Every attention, and every position that acts in it in another way."""
+    pairs = [(level(), NoPE()) for level in Attention.levels().values()]
+    pairs += [(MultiHead(), position) for position in (RoPE(), ALiBi(), T5Bias(), TransformerXL())]
+    for attention, position in pairs:
+        spec = model_spec(attention, position, d_model=64, num_heads=2, num_layers=1)
+        yield f"memory, {attention.kind} {position.kind}", partial(growth, spec)
+
+
+def growth(spec: ModelSpec) -> Finding:
     """Peak memory of forward and backward at 16,384 tokens against 8,192."""
-    for attention, position in [
-        *((level, NoPE()) for level in own(Attention)),
-        (MultiHead(), RoPE()),
-        (MultiHead(), ALiBi()),
-    ]:
-        made = model_spec(attention, position, d_model=64, num_heads=2, num_layers=1)  # type: ignore[arg-type]
-        peaks = [peak_at(made, tokens) for tokens in (8192, 16_384)]
-        growth = peaks[1] / peaks[0]
-        name = f"memory, {made.attention.kind} {made.position.kind}"
-        yield name, f"{peaks[1] / MIB:.0f} MiB, × {growth:.2f} at twice the length", HOLDS if growth <= 2.2 else FAILS
+    half, whole = (peak_at(spec, tokens) for tokens in (8192, 16_384))
+    said = f"{whole / MIB:.0f} MiB, × {whole / half:.2f} at twice the length"
+    return said, HOLDS if whole / half <= 2.2 else FAILS
 
 
-def peak_at(made: ModelSpec, tokens: int) -> int:
+def peak_at(spec: ModelSpec, tokens: int) -> int:
     """Bytes at the peak of one pass, above the model's own."""
-    model = build_model(made, 16, seed=0).cuda()
+    model = build_model(spec, 16, seed=0).cuda()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     with torch.autocast("cuda", torch.bfloat16):
@@ -95,26 +104,30 @@ def peak_at(made: ModelSpec, tokens: int) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def training() -> Iterator[Row]:
-    """The position study's smallest form, in bf16: it learns its training lengths, and how long a step takes."""
-    for position in (RoPE(), ALiBi(), NoPE()):
-        made = spec(model_spec(position=position, num_layers=3), steps=1000, learning_rate=2e-3)
-        begun = time.perf_counter()
-        record = run(made)
-        near, far = record.final["eval/in_distribution"], record.final["eval/extrapolation"]
-        speed = 1000 * record.ledger.get("wall_seconds", float("nan")) / 1000  # type: ignore[operator]
-        said = (
-            f"{near:.3f} in distribution, {far:.3f} beyond, {speed:.2f} ms a step, {time.perf_counter() - begun:.0f} s"
-        )
-        learned = record.status == "finished" and near >= 0.98
-        yield (
-            f"training in bf16, {position.kind}",
-            said + f" ({record.ledger['attention_backend']})",
-            (HOLDS if learned else FAILS),
-        )
+def training() -> Iterator[Check]:
+    """The position study's encodings and tasks in its own model, in bf16 and fewer steps."""
+    for variant, changes in study.variants.items():
+        for name, task in study.tasks.items():
+            spec = RunSpec(model=study.model, task=task, train=study.train, device="cuda")
+            short = spec.replaced({**changes, "train.steps": STEPS})
+            yield f"training in bf16, {variant}, {name}", partial(learning, short)
 
 
-CHECKS: tuple[Callable[[], Iterator[Row]], ...] = (flash_where_claimed, parity, memory, training)
+def learning(spec: RunSpec) -> Finding:
+    """The loss falls to a quarter, which on a CPU it falls below by far; how far it gets and a step's time are told."""
+    record = run(spec)
+    if record.status != "finished":
+        return f"{record.status}: {record.cause}", FAILS
+    final, ledger = record.final, record.ledger
+    first, last = final["train/initial_loss"], final["train/loss"]
+    said = (
+        f"loss {first:.2f} to {last:.2f}, {final['eval/in_distribution']:.3f} in distribution, "
+        f"{1000 * float(ledger['wall_seconds']) / spec.train.steps:.2f} ms a step ({ledger['attention_backend']})"
+    )
+    return said, HOLDS if last < first / 4 else FAILS
+
+
+CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (kernels, parity, memory, training)
 
 
 def main() -> int:
@@ -122,14 +135,14 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("gpu-check: torch sees no CUDA device here; nothing was checked, and this is no pass")
         return 0
-    rows: list[Row] = []
-    for check in CHECKS:
+    rows: list[tuple[str, str, str]] = []
+    for what, measure in (check for checks in CHECKS for check in checks()):
         try:
-            for row in check():
-                print(*row, sep=" | ", flush=True)
-                rows.append(row)
+            found, verdict = measure()
         except Exception as error:  # the other checks are worth the GPU's time all the same
-            rows.append((check.__name__, f"{type(error).__name__}: {error}", FAILS))
+            found, verdict = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", FAILS
+        print(what, found, verdict, sep=" | ", flush=True)
+        rows.append((what, found, verdict))
     width = max(len(what) for what, _, _ in rows)
     print(f"\ngpu-check on {torch.cuda.get_device_name()}, torch {torch.__version__}")
     for what, found, verdict in rows:

@@ -1,5 +1,6 @@
 """Attention against the articles' worked examples (with the right numbers) and explicit fp64 references."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.components.architecture import Architecture, DecoderOnly, EncoderOnly
+from harness.components.architecture import Architecture, DecoderOnly, EncoderDecoder, EncoderOnly
 from harness.components.attention import (
     Attention,
     BigBird,
@@ -32,6 +33,7 @@ from harness.components.attention import (
     attention_weights,
     fused_attention,
 )
+from harness.components.cache import MemoryCache
 from harness.components.kernel import Fastest, Math
 from harness.components.norm import LayerNorm, RMSNorm
 from harness.components.output_projection import NoProjection, Projection
@@ -160,6 +162,7 @@ def reference(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *,
 def test_fused_attention_is_the_explicit_form(
     sizes: tuple[int, int, int, int, int], causal: bool, biased: bool, seed: int
 ) -> None:
+    # CLAIMS E15: the fused kernel is exact.
     batch, heads, length, d_head, extra = sizes  # queries and keys may be wider than values
     draw = torch.Generator().manual_seed(seed)
     query, key = torch.randn(2, batch, heads, length, d_head + extra, generator=draw)
@@ -638,8 +641,20 @@ LONG_CASES = [(level, position) for level in LONG for position in POSITIONS[: 4 
 @pytest.mark.parametrize(("level", "position"), LONG_CASES, ids=lambda level: level.kind)
 def test_memory_grows_as_the_sequence_not_as_its_square(level: Attention, position: Position, causal: bool) -> None:
     # CLAIMS E16, E17
+    assert growth(level, position, causal=causal) <= 2.2
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("level", [MultiHead(), GroupedQuery(), MultiQuery(), Latent()], ids=lambda level: level.kind)
+def test_flash_stores_no_scores(level: Attention, causal: bool) -> None:
+    # CLAIMS E15
+    assert growth(level, NoPE(), causal=causal) <= 2.2
+
+
+def growth(level: Attention, position: Position, *, causal: bool) -> float:
+    """The largest tensor at 1024 tokens over that at 512."""
     longer, shorter = (largest(level, position, length, causal=causal) for length in (1024, 512))
-    assert longer / shorter <= 2.2
+    return longer / shorter
 
 
 def test_memory_of_explicit_weights_grows_as_the_square() -> None:
@@ -755,17 +770,41 @@ def test_linear_attention_has_no_logits_to_bias(position: Position) -> None:
 # --- latent attention ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sources", [3, 9])
-def test_absorbed_and_plain_latents_give_the_same(sources: int) -> None:
-    # A long source is read without making its keys, a short one with.
-    module, x, memory = built(Latent(d_latent=6, d_rope=4)), torch.randn(2, 5, 16), torch.randn(2, sources, 16)
-    x, memory, trace = x.double(), memory.double(), Trace()
-    mixed = module(x, places(0), causal=False, memory=memory, trace=trace)
-    query, _, _, place, _ = heads_by_hand(Latent(d_latent=6, d_rope=4), module, x)
-    _, key, value, _, shared = heads_by_hand(Latent(d_latent=6, d_rope=4), module, memory)
-    weights = (query @ key.mT + place @ shared.mT).softmax(-1)
-    torch.testing.assert_close(mixed, module.output((weights @ value).transpose(1, 2).flatten(2)))
-    torch.testing.assert_close(trace.stacked("cross_attention")[0].double(), weights, atol=1e-6, rtol=1e-5)
+def no_keys_made(*_: Any) -> None:
+    raise AssertionError("a key was made")
+
+
+@pytest.mark.parametrize("sources", [1, 3, 9])
+def test_absorbed_latents_give_what_keys_and_values_give(sources: int) -> None:
+    # Decoding, a token at a time with a cache, multiplies W_UK and W_UV into query and result.
+    level = Latent(d_latent=6, d_rope=4)
+    module, x, memory = built(level), torch.randn(2, 5, 16).double(), torch.randn(2, sources, 16).double()
+    query, own_key, own_value, place, own_shared = heads_by_hand(level, module, x)
+    _, key, value, _, shared = heads_by_hand(level, module, memory)
+
+    def by_hand(logits: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        weights = logits.softmax(-1)
+        return module.output((weights @ values).transpose(1, 2).flatten(2)), weights
+
+    across, across_weights = by_hand(query @ key.mT + place @ shared.mT, value)
+    ahead = torch.ones(5, 5).triu(1) > 0
+    own, _ = by_hand((query @ own_key.mT + place @ own_shared.mT).masked_fill(ahead, float("-inf")), own_value)
+    trace = Trace()
+    torch.testing.assert_close(module(x, places(0), causal=False, memory=memory, trace=trace), across)
+    torch.testing.assert_close(trace.stacked("cross_attention")[0].double(), across_weights, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(module(x, places(5), causal=True), own)
+
+    for up in (module.key_up, module.value_up):
+        up.register_forward_hook(no_keys_made)
+    of_memory, of_own = MemoryCache(), module.cache(5)
+    for t in range(5):
+        token, trace = x[:, t : t + 1], Trace()
+        read = module(token, places(0), causal=False, memory=memory, cache=of_memory, trace=trace)
+        torch.testing.assert_close(read, across[:, t : t + 1])
+        weights = trace.stacked("cross_attention")[0].double()
+        torch.testing.assert_close(weights, across_weights[:, :, t : t + 1], atol=1e-6, rtol=1e-5)
+        at = torch.arange(t + 1)
+        torch.testing.assert_close(module(token, Relation(at[t:], at), causal=True, cache=of_own), own[:, t : t + 1])
 
 
 def test_latent_attention_has_these_parameters() -> None:
@@ -781,6 +820,46 @@ def test_latent_attention_has_these_parameters() -> None:
         "value_up": (16, 6),
         "output": (16, 16),
     }
+
+
+# --- masks of the wrong shape ----------------------------------------------------------------------------------------
+
+
+def test_a_mask_without_a_dimension_for_heads_is_refused() -> None:
+    # CLAIMS E40: (B, T, T) would be read as (H, T, T), and where B = H nothing would show.
+    query, key, value = torch.randn(3, 2, 2, 5, 4)
+    seen = torch.rand(2, 5, 5) > 0.3
+    seen |= torch.eye(5, dtype=torch.bool)
+    right = reference_masked(query, key, value, seen)
+    torch.testing.assert_close(fused_attention(query, key, value, causal=False, visible=seen[:, None]), right)
+    for heads_of in (fused_attention, attention_weights):
+        given = (query, key, value) if heads_of is fused_attention else (query, key)
+        with pytest.raises(UserError, match=r"^visible has the shape \(2, 5, 5\): .* use four, as in \(B, 1, T, K\)$"):
+            heads_of(*given, causal=False, visible=seen)  # type: ignore[operator]
+
+
+def reference_masked(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
+    """Sequence by sequence, head by head, query by query."""
+    mixed = torch.zeros_like(value)
+    for b, h, t in itertools.product(range(2), range(2), range(5)):
+        keys = seen[b, t].nonzero().flatten()
+        powers = (key[b, h, keys] @ query[b, h, t]).exp()
+        mixed[b, h, t] = (powers / powers.sum()) @ value[b, h, keys]
+    return mixed
+
+
+@pytest.mark.parametrize("architecture", [DecoderOnly(), EncoderOnly(), EncoderDecoder()], ids=lambda level: level.kind)
+def test_a_model_takes_a_mark_a_token_and_no_mask(architecture: Architecture) -> None:
+    # CLAIMS E40: two sequences, two heads.
+    spec = ModelSpec(d_model=16, num_heads=2, num_layers=1, architecture=architecture)
+    model, tokens = build_model(spec, 10, seed=0), torch.randint(10, (2, 5))
+    source = torch.randint(10, (2, 4)) if architecture.has_encoder() else None
+    mask = torch.ones(2, 5, 5, dtype=torch.bool)
+    with pytest.raises(UserError, match=r"^real has the shape \(2, 5, 5\), its tokens have \(2, 5\): .* one mark, "):
+        model(tokens, source, mask)
+    if source is not None:
+        with pytest.raises(UserError, match=r"^source_real has the shape \(2, 5, 4\), its tokens have \(2, 4\): "):
+            model(tokens, source, None, mask[:, :, :4])
 
 
 # --- what cannot be combined -----------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from harness import cost
+from harness.components.architecture import Architecture, DecoderOnly, EncoderDecoder
 from harness.components.attention import (
     Attention,
     BigBird,
@@ -23,7 +25,7 @@ from harness.components.attention import (
 )
 from harness.components.cache import FullCache, MemoryCache, StateCache, WindowCache
 from harness.components.output_projection import Projection
-from harness.components.position import Relation, places
+from harness.components.position import NoPE, Relation, places
 from harness.components.qk_norm import NoQKNorm
 from harness.components.scale import InverseSqrt
 from harness.components.shape import Shape
@@ -198,6 +200,19 @@ def test_a_models_cache_is_that_of_its_layers() -> None:
     model(torch.arange(5)[None].expand(2, -1), cache=cache)
     assert cache.length == 5
     assert cache.nbytes == 3 * 2 * 4 * spec.attention.cache_elements(spec.shape, 12)
+
+
+@pytest.mark.parametrize("architecture", [DecoderOnly(), EncoderDecoder()], ids=lambda level: level.kind)
+@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.kind)
+def test_bytes_of_a_models_cache_are_those_that_are_counted(level: Attention, architecture: Architecture) -> None:
+    # `cost.cache_elements` counts a layer, with an encoder also a source of as many tokens.
+    spec = ModelSpec(d_model=16, num_heads=4, num_layers=3, attention=level, architecture=architecture, position=NoPE())
+    model, tokens = build_model(spec, 9, seed=0).eval(), torch.arange(8)[None].expand(2, -1)
+    cache, source = model.cache(8), tokens if architecture.has_encoder() else None
+    with torch.no_grad():
+        for token in tokens.split(1, dim=1):
+            model(token, source, cache=cache)
+    assert cache.nbytes == 3 * 2 * 4 * cost.cache_elements(spec, 8)
 
 
 # --- a layer in pieces -----------------------------------------------------------------------------------------------

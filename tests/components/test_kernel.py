@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness.backend import attention_backend
 from harness.components.architecture import Architecture, DecoderOnly, EncoderDecoder, EncoderOnly
-from harness.components.attention import Latent, Linear, SlidingWindow
+from harness.components.attention import Attention, Latent, Linear, MultiHead, SlidingWindow
 from harness.components.kernel import Fastest, Flash, Kernel, Math, backend_of
 from harness.components.position import (
     ALiBi,
@@ -26,7 +26,7 @@ from harness.components.position import (
     YaRN,
 )
 from harness.module import TransformerModule
-from harness.schema import UserError
+from harness.schema import UserError, is_foreign
 from harness.spec import ModelSpec, Padded, RunSpec, TrainSpec
 from tasks import Copy, Lengths
 
@@ -47,10 +47,19 @@ OBSTACLE = "adds a T×T bias, which flash takes only on the CPU, untrained"
 
 
 def module(
-    position: Position, kernel: Kernel, num_heads: int = 2, architecture: Architecture | None = None
+    position: Position,
+    kernel: Kernel,
+    num_heads: int = 2,
+    architecture: Architecture | None = None,
+    attention: Attention | None = None,
 ) -> TransformerModule:
     model = ModelSpec(
-        d_model=16, num_layers=1, num_heads=num_heads, position=position, architecture=architecture or DecoderOnly()
+        d_model=16,
+        num_layers=1,
+        num_heads=num_heads,
+        position=position,
+        architecture=architecture or DecoderOnly(),
+        attention=attention or MultiHead(),
     )
     task = Copy(lengths=Lengths(train=(2, 6), test=()))
     return TransformerModule(RunSpec(model=model, task=task, train=TrainSpec(kernel=kernel, batch_size=2)))
@@ -70,6 +79,27 @@ def test_flash_really_runs_forward_and_backward(position: Position, num_heads: i
     logits = trained(batch.inputs)
     assert "flash" in backend_of_backward(logits)
     assert ran_on(trained)[0] == "flash"
+
+
+LEVELS = [level() for level in Attention.levels().values() if not is_foreign(level)]
+
+
+@pytest.mark.parametrize("architecture", [DecoderOnly(), EncoderOnly(), EncoderDecoder()], ids=lambda level: level.kind)
+@pytest.mark.parametrize("position", [NoPE(), RoPE(), ALiBi()], ids=lambda level: level.kind)
+@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.kind)
+def test_every_attention_that_claims_flash_runs_on_it(
+    level: Attention, position: Position, architecture: Architecture
+) -> None:
+    if level == Linear():
+        if position != ALiBi():
+            trained = module(position, Fastest(), attention=level, architecture=architecture)
+            assert trained.spec.flash_obstacle() == "Linear has no softmax"
+        return
+    trained = module(position, Flash(), attention=level, architecture=architecture)
+    assert trained.spec.flash_obstacle() == ""  # none of the others says that it cannot on the CPU
+    assert ran_on(trained) == ("flash", "every call of attention runs on it")
+    logits = trained(*trained.batch(0).reading)
+    assert "flash" in backend_of_backward(logits)
 
 
 def backend_of_backward(logits: torch.Tensor) -> str:
@@ -106,6 +136,16 @@ def test_alibi_where_attention_is_not_causal_is_refused_for_cudas_flash(architec
     [
         ({"model.d_head": 512}, "queries of 512 dimensions are wider than the 256 that flash takes"),
         ({"model.attention": Latent(d_rope=250)}, "queries of 258 dimensions are wider than the 256"),
+        ({"model.d_head": 255, "model.position": ALiBi()}, "queries of 257 dimensions are wider than the 256"),
+        ({"model.d_head": 256, "model.position": ALiBi()}, "queries of 258 dimensions are wider than the 256"),
+        (
+            {"model.d_head": 255, "model.position": Randomised(inner=ALiBi())},
+            "queries of 257 dimensions are wider than the 256",
+        ),
+        (
+            {"model.d_head": 248, "model.attention": Latent(d_rope=8), "model.position": ALiBi()},
+            "queries of 258 dimensions are wider than the 256",
+        ),
         ({"model.architecture": EncoderOnly(), "train.sampling": Padded()}, "padding is masked, which flash does not"),
         ({"model.architecture": EncoderDecoder(), "train.sampling": Padded()}, "padding is masked, which flash does"),
         ({"model.attention": SlidingWindow()}, "SlidingWindow masks keys within blocks of the sequence"),
@@ -116,6 +156,20 @@ def test_what_only_cudas_flash_does_not_take_is_refused_there(changes: dict[str,
     assert spec.flash_obstacle() == ""
     with pytest.raises(UserError, match=words):
         spec.replace("device", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("d_head", "position"), [(254, ALiBi()), (256, NoPE()), (256, RoPE())], ids=["ALiBi", "NoPE", "RoPE"]
+)
+def test_the_widest_heads_are_those_whose_queries_flash_takes_with_what_positions_add(
+    d_head: int, position: Position
+) -> None:
+    spec = module(position, Flash()).spec.replace("model.d_head", d_head)
+    assert spec.replace("device", "cuda").flash_obstacle() == ""
+    model = TransformerModule(spec.replace("train.batch_size", 1)).model
+    encode = model.position.relation(torch.arange(3), torch.arange(3), causal=True, cached=False).encode
+    query, _ = encode(torch.zeros(1, 2, 3, d_head), torch.zeros(1, 2, 3, d_head))
+    assert query.shape[-1] == 256  # what added_width says is what is added
 
 
 def test_the_slowest_kernel_of_several_is_the_one_that_is_told() -> None:
@@ -151,6 +205,7 @@ def test_the_other_kernels_accept_whatever_ran(kernel: Kernel, backend: str) -> 
 
 @pytest.mark.parametrize("position", [*ON_FLASH, *OFF_FLASH], ids=lambda level: level.kind)
 def test_the_math_kernel_is_explicit_and_gives_the_same(position: Position) -> None:
+    # CLAIMS E15: flash is exact.
     explicit, fastest = module(position, Math()), module(position, Fastest())
     batch = explicit.batch(0)
     backend, reason = ran_on(explicit)
