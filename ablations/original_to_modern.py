@@ -26,8 +26,8 @@ small = {**untied, "model.embedding_scale": embedding.UnitEmbedding(), "model.in
 
 ablation = Ablation(
     question="Which step from the Transformer of 2017 to a modern one pays?", claims=("D22",),
-    why="On two pilot seeds the first three rungs did not learn reverse of up to four symbols in 600 steps, the last three "
-    "always did, those between on one seed or on both: a step can pay or cost.",
+    why="On two pilot seeds the first three rungs did not learn reverse of up to four symbols in 600 steps, the last "
+    "three always did, those between on one seed or on both: a step can pay or cost.",
     model=start.model, train=start.train.replaced({"steps": 600, "eval_every": 20}),
     tasks={"reverse": Reverse(lengths=short)}, axes=tuple(small), baseline="original", budgets=same_size,
     variants={"original": {}, "Pre-LN": pre, "RMSNorm": rms, "RoPE": rope, "SwiGLU": glu, "GQA": gqa, "no dropout": dry,
