@@ -38,12 +38,13 @@ setup: $(VENV)/installed
 ablation-%: $(VENV)/installed always
 	$(python) -m harness ablate '$*' $(options)
 
-# A study with failed runs (1) does not keep the others waiting; a refused or an interrupted one does.
+# A study with failed runs (1) keeps no other waiting, and is the exit code in the end; a refused or an interrupted one stops all.
 ablations: $(VENV)/installed
-	@for file in ablations/[!_]*.py; do \
+	@worst=0; for file in ablations/[!_]*.py; do \
 	    name=$$(basename "$$file" .py); [ "$$name" = baseline ] && continue; code=0; \
 	    $(python) -m harness ablate "$$name" $(options) || code=$$?; [ $$code -le 1 ] || exit $$code; \
-	done
+	    [ $$code -eq 0 ] || worst=$$code; \
+	done; exit $$worst
 
 dashboard: $(VENV)/installed
 	$(python) -m harness dashboard $(if $(PORT),--port '$(PORT)') $(results)

@@ -7,12 +7,12 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 
 import pandas as pd
 import torch
@@ -21,7 +21,7 @@ from harness.engine import Ended, Event, Job, LocalEngine
 from harness.locks import holder, signed
 from harness.results import ENDED, load_study
 from harness.schema import UserError
-from harness.study import Ablation, Device, Plan, earlier_plan, make_plan, survey, write_plan
+from harness.study import Ablation, Device, Plan, earlier_plan, make_plan, name_store, survey, write_plan
 
 if TYPE_CHECKING:
     from harness.tracking import Mirror
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 PATIENCE = 30.0  # seconds that the end of a study waits for the tracking store; the rest is left to `harness sync`
 SETTLE = 5.0  # seconds that the report waits for it
 HASTE = 3.0  # the same after Ctrl-C
+
+Ending = Literal["FINISHED", "KILLED", "FAILED"]  # of the study's own run in the store
 
 
 class Display(Protocol):
@@ -113,49 +115,62 @@ def run_study(
     if tracking_uri:
         mirror.prepare()
     make_writable(folder)
-    with locked(folder, plan.name):
+    with locked(folder, plan.name), heeded() as signals:
         states, notices = survey(plan, folder)
         display.begin(plan, states, notices)
+        store = without_password(mirror.uri)
         if is_current(plan, folder, states):
+            name_store(folder, store)
             if mirror.pending():
-                mirror.close(timeout=PATIENCE, status="FINISHED")
-            return Outcome(folder, dict(Counter(states.values())), unchanged=True)
-        write_plan(plan, folder, {"command": command, "tracking_uri": without_password(mirror.uri)})
+                finish(mirror, "FINISHED", signals)
+            return Outcome(folder, dict(Counter(states.values())), signals.came, unchanged=True)
+        write_plan(plan, folder, {"command": command, "tracking_uri": store})
         todo = [
             Job(cell.fingerprint, cell.spec.model_dump_json(), folder / "runs" / cell.fingerprint, sources)
             for cell in plan.cells
             if states[cell.fingerprint] not in ENDED
         ]
-        interrupted = mirrored(mirror, todo, resolve_jobs(jobs, plan.device), display, folder)
-        return Outcome(folder, dict(Counter(survey(plan, folder)[0].values())), interrupted)
+        mirrored(mirror, todo, resolve_jobs(jobs, plan.device), display, folder, signals)
+        return Outcome(folder, dict(Counter(survey(plan, folder)[0].values())), signals.came)
 
 
-def mirrored(mirror: "Mirror", jobs: list[Job], workers: int, display: Display, folder: Path) -> bool:
-    """Work jobs off and write the report while a thread delivers to the tracking store; whether a signal stopped it."""
+def mirrored(
+    mirror: "Mirror", jobs: list[Job], workers: int, display: Display, folder: Path, signals: "Signals"
+) -> None:
+    """Work jobs off and write the report while a thread delivers to the tracking store; a signal ends each of it."""
     mirror.start()
-    ended: Literal["FINISHED", "KILLED", "FAILED"] = "FAILED"
+    status: Ending = "FAILED"
     try:
-        interrupted = execute(jobs, workers, display, folder)
-        ended = "KILLED" if interrupted else "FINISHED"
-        if not interrupted:
+        execute(jobs, workers, display, folder, signals)
+        with signals.telling(leave):
             mirror.flush(SETTLE)  # so that the report can name every run's id in the store
             publish(folder, display)
-        return interrupted
+        status = "FINISHED"
+    except Stopped:
+        status = "KILLED"
     finally:
-        mirror.close(timeout=HASTE if ended == "KILLED" else PATIENCE, status=ended)
+        finish(mirror, status, signals)
 
 
-def execute(jobs: list[Job], workers: int, display: Display, folder: Path) -> bool:
-    """Work jobs off; whether a signal stopped it."""
+def execute(jobs: list[Job], workers: int, display: Display, folder: Path, signals: "Signals") -> None:
+    """Work jobs off, until a signal comes."""
     if not jobs:
-        return False
-    with LocalEngine(min(workers, len(jobs))) as engine, stopping(engine) as stopped:
+        return
+    with LocalEngine(min(workers, len(jobs))) as engine, signals.telling(engine.stop):
         for event in engine.run(jobs):
             display.event(event)
             if isinstance(event, Ended):
                 data = load_study(folder)
                 display.verdicts(data.compare())
-        return stopped.is_set()
+
+
+def finish(mirror: "Mirror", status: Ending, signals: "Signals") -> None:
+    """Deliver the rest and stop; in haste if a signal has come, or comes meanwhile."""
+    try:
+        with signals.telling(leave):
+            mirror.close(PATIENCE, status)
+    except Stopped:
+        mirror.close(HASTE, "KILLED")
 
 
 def publish(folder: Path, display: Display) -> None:
@@ -166,22 +181,51 @@ def publish(folder: Path, display: Display) -> None:
     write_report(load_study(folder), folder)
 
 
+class Stopped(BaseException):
+    """A signal came where there is nothing to save. No Exception, so that nobody takes it for an error of his own."""
+
+
+def leave() -> NoReturn:
+    """Raise `Stopped`."""
+    raise Stopped
+
+
+class Signals:
+    """SIGINT, SIGTERM and SIGHUP while a study is conducted: noted, and told to whatever can be stopped just now."""
+
+    def __init__(self) -> None:
+        self.came = False
+        self._tell: Callable[[], None] | None = None
+
+    def take(self, number: int, frame: FrameType | None) -> None:
+        """The handler of all three."""
+        self.came = True
+        if self._tell:
+            self._tell()
+
+    @contextmanager
+    def telling(self, tell: Callable[[], None]) -> Iterator[None]:
+        """Within, a signal also calls this; one that came before does at once."""
+        try:
+            self._tell = tell
+            if self.came:
+                tell()
+            yield
+        finally:
+            self._tell = None
+
+
 @contextmanager
-def stopping(engine: LocalEngine) -> Iterator[threading.Event]:
-    """Lets signals stop the engine instead of raising anywhere; the event tells that one came."""
-    stopped = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopped.set()
-        engine.stop()
-
+def heeded() -> Iterator[Signals]:
+    """Signals raise nowhere and kill nothing any more, but do what `Signals.telling` says."""
+    signals = Signals()
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
-        yield stopped
+        yield signals
         return
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, stop) for number in signals}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signals.take) for number in numbers}
     try:
-        yield stopped
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

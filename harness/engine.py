@@ -98,11 +98,19 @@ class Died:
 
 
 @dataclass(frozen=True)
+class Noted:
+    """A worker has something to say about the job that people should know."""
+
+    fingerprint: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time passes."""
 
 
-Event = Started | Progressed | Ended | Interrupted | Died | Tick
+Event = Started | Progressed | Ended | Interrupted | Died | Noted | Tick
 
 
 class LocalEngine:
@@ -235,6 +243,8 @@ class LocalEngine:
         elif kind == "progress":
             worker.step = message["step"]
             self._happenings.put(Progressed(fingerprint, **message))
+        elif kind == "note":
+            self._happenings.put(Noted(fingerprint, **message))
         elif kind == "interrupted":  # it exits next, and is buried with its job saved
             worker.step, worker.saved = message["step"], True
         elif kind == "ended":

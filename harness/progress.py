@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from harness.engine import Died, Ended, Event, Interrupted, Progressed, Started, Tick
+from harness.engine import Died, Ended, Event, Interrupted, Noted, Progressed, Started, Tick
 from harness.record import RunRecord, mean_score
 from harness.results import ENDED
 
@@ -113,7 +113,7 @@ class Board:
 
     def take(self, event: Event) -> None:
         """Note what has happened."""
-        if isinstance(event, Tick) or (isinstance(event, Died) and event.fingerprint is None):
+        if isinstance(event, Tick | Noted) or (isinstance(event, Died) and event.fingerprint is None):
             return
         assert event.fingerprint is not None
         row = self.row(event.fingerprint)
@@ -220,6 +220,8 @@ class LiveTable(_Watching):
         self.board.take(event)
         if isinstance(event, Died):
             self.say(_died(event), "yellow")
+        if isinstance(event, Noted):
+            self.say(event.text, "yellow")
         if isinstance(event, Ended) and (why := self.board.causes[event.fingerprint]):
             cell = self.board.cells[event.fingerprint]
             self.say(f"{cell.task} · {cell.variant} · seed {cell.seed}: {_in_words(event.status)} ({why})", "red")
@@ -311,10 +313,12 @@ class PlainLines(_Watching):
             self.say(f"{plan.name}: {left} of {total} runs to do ({what}, budget {plan.budget})")
 
     def event(self, event: Event) -> None:
-        """Lines for ends and deaths."""
+        """Lines for ends, deaths and notes."""
         self.board.take(event)
         if isinstance(event, Died):
             self.say(_died(event))
+        if isinstance(event, Noted):
+            self.say(event.text)
         if isinstance(event, Ended):
             cell, row = self.board.cells[event.fingerprint], self.board.row(event.fingerprint)
             left, total = self.board.seconds_left(), str(len(self.board.cells))

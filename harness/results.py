@@ -1,6 +1,7 @@
 """What a study's folder holds, as DataFrames; reading it needs neither torch nor the specs that made it."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +26,7 @@ class StudyData:
 
     Attributes:
         runs: a row a planned run: study, variant, task, seed, status (of the record, or *partial*, *missing*), cause,
-            fingerprint, mlflow_run_id, then final metrics, then the ledger.
+            fingerprint, mlflow_run_id, commit, then final metrics, then the ledger.
         scores: long: variant, task, seed, length, metric, value, mark, split (*train*, *test*).
     """
 
@@ -75,6 +76,24 @@ class StudyData:
             return pd.DataFrame(columns=["variant", "tokens"])
         # A variant may be called "none" or "NA".
         return pd.read_csv(path, dtype={"variant": str}, keep_default_na=False)
+
+    @cached_property
+    def records(self) -> list[tuple[tuple[str, str, int], RunRecord]]:
+        """The record of every run that has ended, with the run's variant, task and seed."""
+        paths = [(cell, directory / "record.json") for cell, directory in self._directories()]
+        return [(cell, RunRecord.read(path)) for cell, path in paths if path.exists()]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Where and with which code the runs were made, by their records; where these differ, each value with the
+        number of its runs. The plan's own, of its last invocation, stands in for what no record says.
+        """
+        counts: dict[str, Counter[str]] = {}
+        for _, record in self.records:
+            for name, value in record.environment.items():
+                counts.setdefault(name, Counter())[value] += 1
+        planned = {**self.document.get("environment", {}), "commit": self.document.get("commit", "")}
+        return planned | {name: _by_count(values) for name, values in counts.items()}
 
     @property
     def is_pilot(self) -> bool:
@@ -164,8 +183,16 @@ def _runs(folder: Path, document: dict[str, Any], cells: list[tuple[dict[str, An
         if record:
             row |= {"status": record.status, "cause": record.cause}
         row |= {"fingerprint": cell["fingerprint"], "mlflow_run_id": _run_id(directory)}
+        row["commit"] = record.environment.get("commit", "") if record else ""
         rows.append({**row, **(record.final if record else {}), **(record.ledger if record else {})})
     return pd.DataFrame(rows)
+
+
+def _by_count(values: Counter[str]) -> str:
+    """What all share, or `a (40 runs), b (14 runs)`."""
+    if len(values) == 1:
+        return next(iter(values))
+    return ", ".join(f"{value or 'unknown'} ({count} run{'s' * (count != 1)})" for value, count in values.items())
 
 
 def _run_id(directory: Path) -> str:

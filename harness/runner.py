@@ -50,6 +50,7 @@ def run(
     directory: str | Path | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
+    on_notice: Callable[[str], None] = logger.warning,
 ) -> RunRecord:
     """Train and evaluate what a spec describes, or what is left of it, and record the outcome.
 
@@ -59,6 +60,7 @@ def run(
             finished one is only read. Without it nothing is left on disk.
         on_progress: called every few steps.
         should_stop: asked every few steps; when it says yes the run is saved and `Interrupted` raised.
+        on_notice: told in a sentence what a person should know, such as a corrupt file set aside.
 
     Raises:
         Interrupted: after saving, when `should_stop` said yes.
@@ -67,32 +69,45 @@ def run(
     """
     if directory is None:
         with TemporaryDirectory() as temporary:
-            return run(spec, directory=Path(temporary), on_progress=on_progress, should_stop=should_stop)
+            return run(spec, directory=temporary, on_progress=on_progress, should_stop=should_stop)
     directory = Path(directory)
-    if _spec_in(directory) not in (None, spec.document()):
+    if _spec_in(directory, on_notice) not in (None, spec.document()):
         raise UserError(f"{directory} holds the run of another spec; name another directory")
     if (directory / "record.json").exists():
         return RunRecord.read(directory / "record.json")
     if spec.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device = 'cuda': torch sees no CUDA device here; use 'cpu'")
     write_atomically(directory / "spec.json", json.dumps(spec.document(), indent=1))
-    record = _Attempt(spec, directory, Journal(spec, directory, on_progress, should_stop)).record()
+    journal = Journal(spec, directory, on_progress, should_stop)
+    record = _Attempt(spec, directory, journal, on_notice).record()
     record.write(directory / "record.json")
     (directory / "checkpoint.ckpt").unlink(missing_ok=True)
     return record
 
 
-def _spec_in(directory: Path) -> Any:
-    """The spec document of the run that a directory holds; None if it holds none."""
-    path = directory / "spec.json"
-    return json.loads(path.read_text()) if path.exists() else None
+def _spec_in(directory: Path, notify: Callable[[str], None]) -> Any:
+    """The spec document of the run that a directory holds; None if it holds none, or none that can be read:
+    then the directory is taken for that of the run that is to be run there.
+    """
+    path, record = directory / "spec.json", directory / "record.json"
+    if path.exists():
+        try:
+            return json.loads(path.read_text())
+        except ValueError:
+            _put_away(path, "the run goes on without it", notify)
+    return RunRecord.read(record).spec if record.exists() else None
+
+
+def _put_away(path: Path, remedy: str, notify: Callable[[str], None]) -> None:
+    """Set a corrupt file aside, and tell."""
+    notify(f"{path} is corrupt; kept as {set_aside(path).name}, {remedy}")
 
 
 class _Attempt:
     """One attempt at a run, and what is known of it so far."""
 
-    def __init__(self, spec: RunSpec, directory: Path, journal: Journal) -> None:
-        self.spec, self.directory, self.journal = spec, directory, journal
+    def __init__(self, spec: RunSpec, directory: Path, journal: Journal, notify: Callable[[str], None]) -> None:
+        self.spec, self.directory, self.journal, self.notify = spec, directory, journal, notify
         self.started = time.time()
         self.scores: tuple[Score, ...] = ()
         self.greedy = self.initial_loss = float("nan")
@@ -120,7 +135,7 @@ class _Attempt:
         try:
             module = TransformerModule(self.spec).to(self.spec.device)
             self._observe(module)
-            fit(module, self.journal, self.directory / "checkpoint.ckpt")
+            fit(module, self.journal, _sound(self.directory / "checkpoint.ckpt", self.notify))
             self._measure(module.to(self.spec.device))
             return self._verdict()
         except (Interrupted, UserError):
@@ -186,8 +201,8 @@ class _Attempt:
         }
 
 
-def fit(module: TransformerModule, journal: Journal, checkpoint: Path) -> None:
-    """Train to the end from a checkpoint if there is a sound one, else from the start."""
+def fit(module: TransformerModule, journal: Journal, checkpoint: Path | None) -> None:
+    """Train to the end, from a checkpoint if there is one."""
     spec = module.spec
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning's advice on loaders and loggers that we leave out on purpose
@@ -204,7 +219,7 @@ def fit(module: TransformerModule, journal: Journal, checkpoint: Path) -> None:
             enable_model_summary=False,
         )
         with _own_interrupt():
-            trainer.fit(module, itertools.repeat(0), ckpt_path=_sound(checkpoint), weights_only=True)
+            trainer.fit(module, itertools.repeat(0), ckpt_path=checkpoint, weights_only=True)
 
 
 class _own_interrupt:
@@ -221,15 +236,14 @@ class _own_interrupt:
             raise KeyboardInterrupt from error
 
 
-def _sound(checkpoint: Path) -> Path | None:
+def _sound(checkpoint: Path, notify: Callable[[str], None]) -> Path | None:
     """The checkpoint if it can be read; a corrupt one is set aside, with a notice, and the run starts anew."""
     if not checkpoint.exists():
         return None
     try:
         torch.load(checkpoint, weights_only=True, map_location="cpu")
-    except Exception as error:  # a torn or foreign file raises almost anything
-        aside = set_aside(checkpoint)
-        logger.warning("%s is corrupt (%s); kept as %s, the run starts anew", checkpoint, error, aside.name)
+    except Exception:  # a torn or foreign file raises almost anything
+        _put_away(checkpoint, "the run starts anew", notify)
         return None
     return checkpoint
 

@@ -7,6 +7,7 @@ with its fingerprint; the records on disk say which of them are done.
 import csv
 import io
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -406,6 +407,15 @@ def write_plan(plan: Plan, folder: Path, invocation: dict[str, str]) -> None:
     if not costs.exists() or earlier_plan(folder).get("runs") != document["runs"]:  # counting takes a second or two
         _write_costs(plan.costs(), costs)
     write_atomically(folder / "study.json", json.dumps(document, indent=1))
+
+
+def name_store(folder: Path, uri: str) -> None:
+    """Name in `study.json` the store that `harness sync` delivers to; the plan stays as old as it is."""
+    path, document = folder / "study.json", earlier_plan(folder)
+    if document.get("tracking_uri") != uri:
+        planned = path.stat()
+        write_atomically(path, json.dumps(document | {"tracking_uri": uri}, indent=1))
+        os.utime(path, ns=(planned.st_atime_ns, planned.st_mtime_ns))
 
 
 def _write_costs(rows: list[dict[str, str | float]], path: Path) -> None:

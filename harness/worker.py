@@ -1,15 +1,16 @@
 """A worker process: `python -m harness.worker FD` runs the jobs that come through a pipe until it closes.
 
-Lines of JSON in: a job each. Lines of JSON out: `ready`, then for each job `started`, `progress` …, and at its
-end `ended`, `interrupted`, or `refused` where the spec cannot be made any more, which is no result. The end of
-the input, SIGTERM and SIGHUP mean: save and exit. SIGINT means nothing here: Ctrl-C reaches every process of the
-terminal, and the one that started us decides.
+Lines of JSON in: a job each. Lines of JSON out: `ready`, then for each job `started`, `progress` … (and `note`,
+a sentence for people), and at its end `ended`, `interrupted`, or `refused` where the spec cannot be made any more,
+which is no result. The end of the input, SIGTERM and SIGHUP mean: save and exit. SIGINT means nothing here: Ctrl-C
+reaches every process of the terminal, and the one that started us decides.
 """
 
 import contextlib
 import faulthandler
 import gc
 import json
+import logging
 import math
 import os
 import signal
@@ -165,7 +166,20 @@ def execute(spec: "RunSpec", directory: Path, pipe: Pipe) -> Status:
     """
     from harness import runner
 
-    return runner.run(spec, directory=directory, on_progress=throttled(pipe), should_stop=pipe.stop.is_set).status
+    record = runner.run(
+        spec,
+        directory=directory,
+        on_progress=throttled(pipe),
+        should_stop=pipe.stop.is_set,
+        on_notice=lambda sentence: tell(sentence, pipe),
+    )
+    return record.status
+
+
+def tell(sentence: str, pipe: Pipe) -> None:
+    """What a person should know: into the run's log, and to the engine."""
+    logging.getLogger("harness").warning(sentence)
+    pipe.send("note", text=sentence)
 
 
 def throttled(pipe: Pipe) -> "Callable[[Progress], None]":

@@ -1,23 +1,30 @@
 """Whole studies with real workers, a real sqlite store, and really killed processes."""
 
+import io
 import json
 import os
 import signal
+import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from small_study import small
 
+from harness.cli import main
 from harness.conduct import Nobody, locked, resolve_jobs, run_study
 from harness.engine import Ended, Event
+from harness.progress import PlainLines, console
 from harness.results import load_study
 from harness.schema import UserError
-from harness.study import Budget
+from harness.study import Ablation, Budget, make_plan
+from harness.tracking import Mirror, default_uri
 
 
 class Watcher(Nobody):
@@ -42,6 +49,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watcher]:
     outcome = run_study(small(), name="small", budget="smoke", jobs=2, results=results, display=watcher)
     assert (outcome.exit_code, outcome.counts) == (0, {"finished": 12})
     return results, watcher
+
+
+def two_runs() -> Ablation:
+    """Two variants on one task: with one seed, two runs."""
+    variants = {"sinusoidal": {}, "none": small().variants["none"]}
+    return small(variants=variants, tasks={"copy": small().tasks["copy"]})
 
 
 def scores(folder: Path) -> pd.DataFrame:
@@ -101,9 +114,7 @@ def test_the_number_of_workers_changes_no_bit(finished: tuple[Path, Watcher], tm
 
 
 def test_a_corrupt_record_is_set_aside_and_its_run_done_again(tmp_path: Path) -> None:
-    ablation = small(
-        variants={"sinusoidal": {}, "none": small().variants["none"]}, tasks={"copy": small().tasks["copy"]}
-    )
+    ablation = two_runs()
     run_study(ablation, name="small", budget="smoke", seeds=1, results=tmp_path)
     before = scores(tmp_path / "small")
     record = next((tmp_path / "small" / "runs").glob("*/record.json"))
@@ -146,6 +157,39 @@ def test_another_store_gets_a_finished_study_too(finished: tuple[Path, Watcher],
     outcome = run_study(small(), name="small", budget="smoke", results=finished[0], tracking_uri=f"sqlite:///{store}")
     assert outcome.unchanged
     assert store.exists()
+
+
+def test_another_store_that_is_down_is_the_one_that_sync_asks_from_then_on(
+    finished: tuple[Path, Watcher], capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = finished[0]
+    run_study(small(), name="small", budget="smoke", results=results)
+    planned = (results / "small" / "study.json").stat().st_mtime_ns
+    uri = "http://127.0.0.1:9"
+    assert run_study(small(), name="small", budget="smoke", results=results, tracking_uri=uri).unchanged
+    assert json.loads((results / "small" / "study.json").read_text())["tracking_uri"] == uri
+    assert (results / "small" / "study.json").stat().st_mtime_ns == planned
+    assert main(["sync", "--results", str(results), "--json"]) == 1
+    assert list(json.loads(capsys.readouterr().out)["failed"]) == ["small"]
+
+
+def test_people_are_told_of_the_corrupt_files_of_a_run(tmp_path: Path) -> None:
+    made = make_plan("small", two_runs(), budget="smoke", seeds=1, device="cpu")
+    first, second = (tmp_path / "small" / "runs" / cell.fingerprint for cell in made.cells)
+    for directory, name, content in ((first, "checkpoint.ckpt", b"PK\x03\x04torn"), (second, "spec.json", b"{")):
+        directory.mkdir(parents=True)
+        (directory / name).write_bytes(content)
+    said = io.StringIO()
+    display = PlainLines(tmp_path / "small", console(said))
+    outcome = run_study(two_runs(), name="small", budget="smoke", seeds=1, results=tmp_path, display=display)
+    assert outcome.counts == {"finished": 2}
+    for sentence in (
+        f"{first}/checkpoint.ckpt is corrupt; kept as checkpoint.ckpt.corrupt, the run starts anew",
+        f"{second}/spec.json is corrupt; kept as spec.json.corrupt, the run goes on without it",
+    ):
+        assert sentence in said.getvalue().splitlines()
+    assert "is corrupt" in (first / "run.log").read_text()
+    assert json.loads((second / "spec.json").read_text()) == made.cells[1].spec.document()
 
 
 STUDY = """
@@ -205,6 +249,7 @@ def test_a_second_invocation_says_who_is_running_and_corrupts_nothing(results: P
 def test_killing_the_conductor_leaves_no_worker_and_loses_no_record(results: Path) -> None:
     process = launch(results)
     wait_for(lambda: bool(list(results.glob("small/runs/*/record.json"))))
+    wait_for(lambda: "RUNNING" in stored(results).values())
     kept = {path: path.read_bytes() for path in results.glob("small/runs/*/record.json")}
     process.kill()
     process.communicate()
@@ -212,6 +257,75 @@ def test_killing_the_conductor_leaves_no_worker_and_loses_no_record(results: Pat
     assert {path: path.read_bytes() for path in kept} == kept
     with locked(results / "small", "small"):
         assert load_study(results / "small").runs["status"].isin(["finished", "partial", "missing"]).all()
+    assert "RUNNING" in stored(results).values()
+    Mirror(default_uri(results), results / "small").deliver()  # what `harness sync` does
+    assert set(stored(results).values()) == {"FINISHED", "KILLED"}
+
+
+def stored(results: Path) -> dict[str, str]:
+    """The status of every run in the local store."""
+    try:
+        with closing(sqlite3.connect(f"file:{results}/mlflow.db?mode=rw", uri=True)) as database:
+            return dict(database.execute("select name, status from runs"))
+    except sqlite3.OperationalError:  # it is being made
+        return {}
+
+
+REPORTING = """
+import sys
+sys.path.insert(0, {tests!r})
+from harness.conduct import Nobody, run_study
+from test_conduct import two_runs
+
+class Telling(Nobody):
+    def note(self, text):
+        print(text, flush=True)
+
+if __name__ == "__main__":
+    terms = dict(name="small", budget="smoke", seeds=1, results={results!r}, tracking_uri={uri!r})
+    sys.exit(run_study(two_runs(), **terms, display=Telling()).exit_code)
+"""
+
+
+def reporting(results: Path, uri: str | None = None) -> "subprocess.Popen[bytes]":
+    """A study in another process, which has come to its report."""
+    script = results.parent / "study.py"
+    script.write_text(REPORTING.format(tests=str(Path(__file__).parent), results=str(results), uri=uri))
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE)
+    assert process.stdout
+    assert process.stdout.readline() == b"writing the report\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_report_is_written_leaves_a_study_that_was_killed(
+    results: Path, number: signal.Signals
+) -> None:
+    process = reporting(results)
+    process.send_signal(number)
+    sent = time.monotonic()
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert time.monotonic() - sent < 10
+    assert not (results / "small" / "report.html").exists()
+    Mirror(default_uri(results), results / "small").deliver()  # what did not arrive in haste
+    assert stored(results)["small · smoke"] == "KILLED"
+    outcome = run_study(two_runs(), name="small", budget="smoke", seeds=1, results=results)
+    assert (outcome.exit_code, outcome.counts) == (0, {"finished": 2})
+    assert (results / "small" / "report.html").exists()
+    assert stored(results)["small · smoke"] == "FINISHED"
+
+
+@pytest.mark.slow
+def test_a_signal_while_the_store_is_waited_for_ends_the_wait(results: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        process = reporting(results, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        wait_for((results / "small" / "report.html").exists)
+        process.send_signal(signal.SIGTERM)
+        sent = time.monotonic()
+        process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert time.monotonic() - sent < 8
 
 
 def orphans(results: Path) -> list[str]:

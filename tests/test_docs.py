@@ -47,6 +47,7 @@ def test_the_users_own_level_task_and_ablation_work_in_the_commands(tmp_path: Pa
 
     assert said("ablate", "my_ablation.py", "--seeds", "1")["counts"] == {"finished": 4}
     assert said("status", "my_ablation.py")["counts"] == {"finished": 4}
+    assert [*said("sync")["delivered"]] == ["my-ablation"]
     (tmp_path / "results/my-ablation/report.html").unlink()
     assert said("report", "my_ablation.py")["files"][0] == "results/my-ablation/report.html"
     assert "Shift" in (tmp_path / "results/my-ablation/report.html").read_text()

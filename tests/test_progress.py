@@ -16,7 +16,7 @@ from rich.console import Console
 
 from harness import progress
 from harness.components.position import RoPE, Sinusoidal
-from harness.engine import Died, Ended, Interrupted, Progressed, Started, Tick
+from harness.engine import Died, Ended, Interrupted, Noted, Progressed, Started, Tick
 from harness.progress import Board, LiveTable, PlainLines, clock, verdict_table, watch
 from harness.record import RunRecord, Score
 from harness.study import Ablation, Budget, Plan, make_plan
@@ -206,6 +206,7 @@ def test_plain_lines_tell_of_ends_deaths_and_verdicts(tmp_path: Path) -> None:
         lines.event(end(tmp_path, cell.fingerprint, 0.5, "finished" if number else "out_of_memory"))
         lines.verdicts(pd.DataFrame({"variant": ["variant 1"], "task": [cell.task], "verdict": ["better"]}))
     lines.event(Died(None, 1, "exited with code 3"))
+    lines.event(Noted(plan.cells[0].fingerprint, "something was corrupt"))
     said = out.getvalue().splitlines()
     assert said[:2] == ["a notice", "seen: 4 of 4 runs to do (2 variants × 2 tasks × 1 seed, budget quick)"]
     assert said[2] == "[1/4] copy · original · seed 0: out of memory (it grew)"
@@ -213,7 +214,8 @@ def test_plain_lines_tell_of_ends_deaths_and_verdicts(tmp_path: Path) -> None:
     assert said[4] == "copy is complete. Against original: variant 1 better."
     assert said[7] == "reverse is complete. Against original: variant 1 better."
     assert said[8] == "A worker process is gone and is replaced: it exited with code 3."
-    assert len(said) == 9
+    assert said[9] == "something was corrupt"
+    assert len(said) == 10
 
 
 def test_a_stop_is_noted(tmp_path: Path) -> None:
@@ -222,6 +224,15 @@ def test_a_stop_is_noted(tmp_path: Path) -> None:
     table.begin(plan, missing(plan), [])
     table.event(Interrupted(plan.cells[0].fingerprint, 10))
     assert "stopping: what runs is saved" in shown(table)
+
+
+def test_a_note_of_a_run_stays_above_the_table(tmp_path: Path) -> None:
+    plan = planned()
+    table = LiveTable(tmp_path, screen())
+    table.begin(plan, missing(plan), [])
+    table.event(Noted(plan.cells[0].fingerprint, "something was corrupt"))
+    assert "something was corrupt" in table.console.file.getvalue()  # type: ignore[attr-defined]
+    assert "something was corrupt" not in shown(table)
 
 
 class Terminal(io.StringIO):

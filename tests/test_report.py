@@ -435,6 +435,47 @@ def test_publishing_writes_little_and_says_where_it_comes_from(study: StudyData,
     assert provenance["commit"] == study.document["commit"]
 
 
+def test_publishing_removes_what_an_earlier_report_left(tmp_path: Path) -> None:
+    data = write_study(tmp_path / "s", variants=("a", "b"), tasks=("copy",), seeds=2, attention=False)
+    published = tmp_path / "published"
+    stale = ["report.html", "figures/old.png", "figures/loss.svg", "tables/old.csv"]
+    others = ["notes.md", "figures/mine/kept.png"]
+    for name in (*stale, *others):
+        (published / name).parent.mkdir(parents=True, exist_ok=True)
+        (published / name).write_text("old")
+    write_report(data, published, publish=True)
+    assert [name for name in stale if (published / name).exists()] == []
+    assert [name for name in others if (published / name).exists()] == others
+    for written in ("report.md", "provenance.json", "runs.csv", "figures/loss.png", "tables/verdicts.csv"):
+        assert (published / written).read_bytes() != b"old"
+
+
+def test_provenance_names_the_commits_of_the_records_and_when_they_were_made(tmp_path: Path) -> None:
+    data = write_study(tmp_path / "s", variants=("a", "b"), seeds=2, attention=False)
+    for index, cell in enumerate(data.document["runs"]):
+        path = data.folder / "runs" / cell["fingerprint"] / "record.json"
+        changes = {"started": 1e9 + 10 * index, "ended": 1e9 + 10 * index + 15}
+        changes["environment"] = {"commit": "begun here" if index < 3 else "ended there", "torch": "2.13.0"}
+        RunRecord.read(path).model_copy(update=changes).write(path)
+    write_report(load_study(data.folder), tmp_path / "r", publish=True)
+    provenance = json.loads((tmp_path / "r" / "provenance.json").read_text())
+    commits = "begun here (3 runs), ended there (5 runs)"
+    assert provenance["commit"] == provenance["environment"]["commit"] == commits
+    assert f"| commit | {commits} |" in (tmp_path / "r" / "report.md").read_text()
+    assert pd.read_csv(tmp_path / "r" / "runs.csv")["commit"].value_counts().to_dict() == {
+        "begun here": 3,
+        "ended there": 5,
+    }
+    assert (provenance["first_run_began"], provenance["last_run_ended"]) == (
+        "2001-09-09T01:46:40+00:00",
+        "2001-09-09T01:48:05+00:00",
+    )
+    assert provenance["complete_after_seconds"] == {"copy": 45, "reverse": 85}
+    path.unlink()
+    write_report(load_study(data.folder), tmp_path / "r", publish=True)
+    assert "first_run_began" not in json.loads((tmp_path / "r" / "provenance.json").read_text())
+
+
 # Tables
 
 

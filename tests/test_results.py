@@ -47,8 +47,19 @@ def test_every_planned_run_has_a_row_whatever_became_of_it(study: Path) -> None:
     assert runs["cause"].tolist()[:4] == ["", "why", "why", "why"]
     assert runs.loc[0, "train/loss"] == 1.5
     assert runs.loc[0, "parameters"] == 7
-    first = ["study", "variant", "task", "seed", "status", "cause", "fingerprint", "mlflow_run_id"]
+    first = ["study", "variant", "task", "seed", "status", "cause", "fingerprint", "mlflow_run_id", "commit"]
     assert runs.columns.tolist()[: len(first)] == first
+
+
+def test_commits_and_machines_are_those_of_the_records(study: Path) -> None:
+    for cell, commit in zip(plan().cells, ("aaa", "aaa", "bbb"), strict=False):
+        path = study / "runs" / cell.fingerprint / "record.json"
+        RunRecord.read(path).model_copy(update={"environment": {"commit": commit, "torch": "2.0"}}).write(path)
+    data = load_study(study)
+    assert data.runs["commit"].tolist()[:5] == ["aaa", "aaa", "bbb", "", ""]
+    assert data.environment["commit"] == "aaa (2 runs), bbb (1 run)"
+    assert data.environment["torch"] == "2.0"
+    assert data.environment["cores"] == data.document["environment"]["cores"]  # no record says
 
 
 def test_the_primary_score_is_the_mean_over_test_lengths(study: Path) -> None:

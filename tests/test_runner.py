@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -199,6 +200,21 @@ def test_a_corrupt_checkpoint_is_set_aside_and_the_run_done_anew(
     assert (tmp_path / "checkpoint.ckpt.corrupt").read_bytes() == content
     assert "is corrupt" in caplog.text
     assert_same_run(whole, tmp_path)
+
+
+def test_a_corrupt_spec_is_set_aside_and_the_record_says_whose_run_it_is(whole: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(whole, tmp_path / "run")
+    (directory / "spec.json").write_text("{")
+    told: list[str] = []
+    with pytest.raises(UserError, match="holds the run of another spec"):
+        run(tiny(seed=7), directory=directory, on_notice=told.append)
+    assert told == [f"{directory}/spec.json is corrupt; kept as spec.json.corrupt, the run goes on without it"]
+    assert (directory / "spec.json.corrupt").read_text() == "{"
+    assert run(tiny(), directory=directory).scores == RunRecord.read(whole / "record.json").scores
+    (directory / "record.json").unlink()
+    (directory / "spec.json").write_bytes(b"\xff")
+    assert run(tiny(), directory=directory).status == "finished"
+    assert json.loads((directory / "spec.json").read_text()) == tiny().document()
 
 
 def test_a_torn_last_line_of_the_curves_is_written_anew(whole: Path, tmp_path: Path) -> None:

@@ -79,13 +79,20 @@ def test_git_ignores_what_runs_write_and_keeps_what_is_published(path: str, expe
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """The files that `make` reads, and an environment that counts as installed; its Python prints its arguments."""
+    """The files that `make` reads, and an environment that counts as installed; its Python prints its arguments
+    and exits with FAKE_EXIT, but for the studies in FAKE_FINE.
+    """
     for name in ("Makefile", "pyproject.toml", ".ci/constraints.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     python = tmp_path / ".venv/bin/python"
     python.parent.mkdir(parents=True)
-    fake = '#!/bin/sh\n[ "$*" = "-m pip --version" ] && exit\nprintf "[%s]" "$@"\nexit ${FAKE_EXIT:-0}\n'
+    fake = """#!/bin/sh
+[ "$*" = "-m pip --version" ] && exit
+printf "[%s]" "$@"
+case " $FAKE_FINE " in *" $4 "*) exit;; esac
+exit ${FAKE_EXIT:-0}
+"""
     python.write_text(fake, encoding="utf-8")
     python.chmod(0o755)
     (tmp_path / ".venv/installed").touch()
@@ -116,6 +123,43 @@ def test_the_command_s_own_exit_code_can_be_read(clone: Path) -> None:
     done = make(clone, "ablation-position", FAKE_EXIT="130")
     assert done.returncode == 2
     assert "Error 130" in done.stderr
+
+
+@pytest.fixture
+def studies(clone: Path) -> Path:
+    """A clone with three ablations, and what is beside such."""
+    (clone / "ablations").mkdir()
+    for name in ("__init__", "baseline", "first", "second_one", "third"):
+        (clone / "ablations" / f"{name}.py").touch()
+    return clone
+
+
+def asked(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The studies that `make` has asked for."""
+    return re.findall(r"\[ablate\]\[(\w+)\]", done.stdout)
+
+
+def test_all_studies_are_run_one_after_the_other_with_the_same_options(studies: Path) -> None:
+    done = make(studies, "ablations", "BUDGET=smoke", "RESULTS=/tmp/two words")
+    said = "[-m][harness][ablate][{}][--budget][smoke][--results][/tmp/two words]"
+    assert done.stdout == "".join(map(said.format, ("first", "second_one", "third")))
+    assert done.returncode == 0
+
+
+def test_a_study_with_failed_runs_keeps_no_other_waiting_and_is_not_forgotten(studies: Path) -> None:
+    done = make(studies, "ablations", FAKE_EXIT="1", FAKE_FINE="first third")
+    assert asked(done) == ["first", "second_one", "third"]
+    assert done.returncode == 2
+    assert "Error 1" in done.stderr
+
+
+@pytest.mark.parametrize("code", ["2", "130"])
+def test_an_interrupted_study_stops_all_and_the_next_call_goes_on(studies: Path, code: str) -> None:
+    done = make(studies, "ablations", FAKE_EXIT=code, FAKE_FINE="first third")
+    assert asked(done) == ["first", "second_one"]
+    assert f"Error {code}" in done.stderr
+    again = make(studies, "ablations")  # of studies that are done `harness ablate` does nothing
+    assert (asked(again), again.returncode) == (["first", "second_one", "third"], 0)
 
 
 def test_an_unfinished_installation_is_taken_up_again(clone: Path) -> None:

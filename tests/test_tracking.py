@@ -15,6 +15,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.request import urlopen
 
 import numpy as np
@@ -120,10 +121,14 @@ class Study:
         for fingerprint in self.fingerprints:
             self.train(fingerprint)
             self.end(fingerprint)
+        self.report()
+        return self
+
+    def report(self):
         (self.folder / "report.md").write_text("# Title\n\n**Question?**\n\n> The answer.\n\n## More\n\ntext\n")
         (self.folder / "figures").mkdir()
         (self.folder / "figures" / "curves.svg").write_text("<svg/>")
-        return self
+        (self.folder / "report.html").write_text("<p>The answer.</p>")
 
 
 @pytest.fixture
@@ -192,9 +197,9 @@ def _artifacts(client, run_id, path=None):
             yield entry.path
 
 
-def rows(uri):
+def rows(uri, name="position"):
     """`stored` by run name; fails on two runs of one name."""
-    found = [dict(items) for items in stored(uri)]
+    found = [dict(items) for items in stored(uri, name)]
     assert len({row["name"] for row in found}) == len(found)
     return {row["name"]: row for row in found}
 
@@ -208,7 +213,7 @@ def undisturbed(study, tmp_path, empty_store):
         fresh.mkdir()
         shutil.copy(empty_store, fresh)
         Mirror(default_uri(fresh), chosen.folder).deliver()
-        return rows(default_uri(fresh))
+        return rows(default_uri(fresh), chosen.folder.name)
 
     return deliver
 
@@ -253,7 +258,7 @@ def test_a_finished_study_arrives_whole(study, uri):
     parent = found["position · quick"]
     assert parent["status"] == "FINISHED"
     assert parent["tags"]["mlflow.note.content"].startswith("The answer.\n\n**Question?**")
-    assert {"report.md", "figures/curves.svg", "study.json"} == set(parent["artifacts"])
+    assert {"report.md", "report.html", "figures/curves.svg", "study.json"} == set(parent["artifacts"])
     assert list(Path.cwd().glob("mlruns")) == []
 
 
@@ -484,6 +489,20 @@ def test_what_mlflow_refuses_holds_up_nothing_else(study, uri):
     assert rows(uri)["rope · copy · seed 0"]["status"] == "FINISHED"
 
 
+def test_a_run_whose_spec_cannot_be_read_holds_up_nothing_else(study, uri):
+    first, second = study.fingerprints
+    study.train(first, 0, 40)
+    (study.path(first) / "spec.json").write_text("{")
+    study.train(second)
+    study.end(second)
+    with pytest.raises(StoreError, match=r"1 runs are refused, the first: .*spec.json cannot be read .*run the study"):
+        Mirror(uri, study.folder).deliver()
+    assert set(rows(uri)) == {"position · quick", "rope · copy · seed 0"}
+    study.train(first, 40, STEPS)  # which writes the spec anew
+    assert Mirror(uri, study.folder).deliver() == 1
+    assert len(rows(uri)) == 3
+
+
 def test_a_corrupt_attention_map_costs_its_image_only(study, uri, caplog):
     study.finish()
     broken = study.path(study.fingerprints[0]) / "attention" / "000050.npz"
@@ -527,6 +546,7 @@ def test_a_live_study_runs_and_one_that_ends_early_is_killed_then_resumed(study,
     wait_until(lambda: rows(uri)["rope · copy · seed 0"]["status"] == "RUNNING")
     study.train(second, 60, STEPS)
     study.end(second)
+    study.report()
     assert again.close(60, "FINISHED")
     assert rows(uri) == undisturbed()
     assert rows(uri)["rope · copy · seed 0"]["status"] == "FINISHED"
@@ -596,6 +616,23 @@ def test_flush_waits_for_what_lies_on_disk_but_not_for_a_dead_store(study, uri, 
     assert not dead.flush(30)
     assert time.monotonic() - begun < 20
     dead.close(20)
+
+
+def test_a_study_is_finished_with_its_report(study, uri):
+    for fingerprint in study.fingerprints:
+        study.train(fingerprint)
+        study.end(fingerprint)
+    live = Mirror(uri, study.folder)
+    live.start()
+    assert live.close(60, "KILLED")  # while the report was written
+    assert rows(uri)["position · quick"]["status"] == "KILLED"
+    assert not Mirror(uri, study.folder).pending()
+    study.report()
+    page = study.folder / "report.html"
+    for written, status in ((T0 / 1000, "KILLED"), (T0 / 1000 + 60, "FINISHED")):  # before the last record, and after
+        os.utime(page, (written, written))
+        Mirror(uri, study.folder).deliver()
+        assert rows(uri)["position · quick"]["status"] == status
 
 
 def test_an_error_ends_the_study_as_failed(study, uri):
@@ -785,6 +822,60 @@ def test_a_server_that_hangs_holds_up_nobody(study, monkeypatch, caplog):
         assert "`harness sync` sends the rest" in caplog.text
         live._thread.join(60)
         assert not live._thread.is_alive()
+
+
+MINE = """
+from harness import Ablation, Budget, ModelSpec, TrainSpec
+from harness.components.position import NoPE
+from tasks import Copy, Lengths
+
+ablation = Ablation(
+    question="Does an outage matter?",
+    model=ModelSpec(d_model=16, num_layers=1, num_heads=2),
+    train=TrainSpec(steps=200, batch_size=8, eval_samples=8),
+    tasks={"copy": Copy(lengths=Lengths(train=(1, 4), test=(5,)))},
+    axes=("model.position",),
+    baseline="sinusoidal",
+    variants={"sinusoidal": {}, "none": {"model.position": NoPE()}},
+    budgets={"smoke": Budget(seeds=2)},
+)
+"""
+
+
+def harness(*arguments):
+    """A command as a user gives it: exit code, document, stderr."""
+    command = [sys.executable, "-m", "harness", *arguments, "--results", "out", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+@pytest.mark.slow
+def test_a_store_that_is_down_neither_stops_nor_slows_a_study_and_has_everything_later(tmp_path, undisturbed):
+    Path("mine.py").write_text(MINE)
+    first, second = free_port(), free_port()
+    addresses = [f"http://127.0.0.1:{port}" for port in (first, second)]
+    with socket.create_server(("127.0.0.1", first)):  # takes connections and never answers
+        code, _, said = harness("ablate", "mine.py", "--tracking-uri", addresses[0])
+    over = time.time()
+    records = [RunRecord.read(path) for path in Path("out").glob("mine/runs/*/record.json")]
+    assert (code, len(records)) == (0, 4)
+    assert "`harness sync` sends the rest" in said
+    assert max(record.ended for record in records) - min(record.started for record in records) < 60
+    assert over - max(record.ended for record in records) < 60
+    with mlflow_server(tmp_path / "first", first):
+        assert harness("sync")[:2] == (0, {"delivered": {"mine": 4}, "failed": {}})
+        assert harness("sync")[:2] == (0, {"delivered": {"mine": 0}, "failed": {}})
+        found = [rows(addresses[0], "mine")]
+
+    # The finished study is wanted in another store, which is down as well.
+    code, answer, said = harness("ablate", "mine.py", "--tracking-uri", addresses[1])
+    assert (code, answer["unchanged"]) == (0, True)
+    assert "`harness sync` sends the rest" in said
+    assert harness("sync")[0] == 1
+    with mlflow_server(tmp_path / "second", second):
+        assert harness("sync")[:2] == (0, {"delivered": {"mine": 4}, "failed": {}})
+        found.append(rows(addresses[1], "mine"))
+    assert found == [undisturbed(SimpleNamespace(folder=tmp_path / "out" / "mine"))] * 2
 
 
 # Addresses

@@ -8,6 +8,7 @@ unrounded, and `scores.csv` has two more columns (`mark`, `split`), without whic
 import base64
 import io
 import json
+import time
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -31,7 +32,7 @@ from harness.report.inside import inside_pictures
 from harness.report.look import drawing
 from harness.report.page import compose
 from harness.report.tables import Findings, findings, outcome_counts, runs_table, scores_table
-from harness.report.wording import markdown
+from harness.report.wording import PENDING, markdown
 
 if TYPE_CHECKING:
     from harness.results import StudyData
@@ -49,17 +50,19 @@ def write_report(data: "StudyData", folder: Path, *, publish: bool = False) -> N
         data: the study, finished or not.
         folder: gets `runs.csv`, `scores.csv`, `comparison.csv`, `tables/`, `report.md`, `report.html` (needs no other
             file) and `figures/` (PNG and SVG).
-        publish: the small form that is committed: no HTML, coarser PNGs and no SVG, but `provenance.json`.
+        publish: the small form that is committed: no HTML, coarser PNGs and no SVG, but `provenance.json`; what an
+            earlier report left there is removed.
     """
     found = findings(data)
     chapters = called_for(found)
     images = _draw(found, chapters, folder / "figures", publish=publish)
     untested = seen(found, chapters)
     page = compose(found, chapters, images, untested)
-    _write_tables(found, untested, folder)
+    tables = _write_tables(found, untested, folder)
     write_atomically(folder / "report.md", render(page, "report.md.j2"))
     if publish:
         write_atomically(folder / "provenance.json", _provenance(found))
+        _remove_others(folder, {*tables, *chain.from_iterable(image.files for image in images.values())})
     else:
         write_atomically(folder / "report.html", render(page, "report.html.j2"))
 
@@ -105,7 +108,8 @@ def few_colours(pixels: npt.NDArray[np.uint8]) -> bytes:
     return out.getvalue()
 
 
-def _write_tables(found: Findings, untested: pd.DataFrame, folder: Path) -> None:
+def _write_tables(found: Findings, untested: pd.DataFrame, folder: Path) -> list[str]:
+    """Write all tables; their files' names."""
     tables = {
         "runs": runs_table(found.data),
         "scores": scores_table(found.data),
@@ -120,6 +124,14 @@ def _write_tables(found: Findings, untested: pd.DataFrame, folder: Path) -> None
     }
     for name, table in tables.items():
         write_atomically(folder / f"{name}.csv", csv(table))
+    return [f"{name}.csv" for name in tables]
+
+
+def _remove_others(folder: Path, kept: set[str]) -> None:
+    """Remove the parts of a report that this one has not: they would be published with it."""
+    for path in (folder / "report.html", *folder.glob("figures/*"), *folder.glob("tables/*")):
+        if path.is_file() and path.relative_to(folder).as_posix() not in kept:
+            path.unlink()
 
 
 def csv(table: pd.DataFrame) -> str:
@@ -140,9 +152,32 @@ def render(page: Page, template: str) -> str:
     return environment.get_template(template).render(page=page)
 
 
+def _times(found: Findings) -> dict[str, Any]:
+    """When the study ran, and how many seconds after its first run had begun each task was complete, with its verdicts.
+
+    By the clock: pauses between invocations count, and a run that was interrupted began when it was taken up again.
+    """
+    records = found.data.records
+    if found.data.runs["status"].isin(PENDING).any() or not all(record.started for _, record in records):
+        return {}
+    began = min(record.started for _, record in records)
+    complete = {task: max(r.ended for (_, of, _), r in records if of == task) for task in found.document["tasks"]}
+    return {
+        "first_run_began": _moment(began),
+        "last_run_ended": _moment(max(complete.values())),
+        "complete_after_seconds": {task: round(ended - began) for task, ended in complete.items()},
+    }
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
 def _provenance(found: Findings) -> str:
     document = found.document
-    named = ("study", "question", "claims", "baseline", "tasks", "command", "budget", "commit", "environment", "seeds")
+    named = ("study", "question", "claims", "baseline", "tasks", "command", "budget", "seeds")
     facts = {name: document.get(name) for name in named}
+    environment = found.data.environment
+    facts |= {"commit": environment["commit"], "environment": environment, **_times(found)}
     facts |= {"scored": score_phrase(document), "outcomes": outcome_counts(found.data)}
-    return json.dumps({**facts, "published": datetime.now(UTC).isoformat(timespec="seconds")}, indent=1) + "\n"
+    return json.dumps({**facts, "published": _moment(time.time())}, indent=1) + "\n"

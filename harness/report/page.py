@@ -454,9 +454,10 @@ def _method_items(found: Findings) -> list[str]:
         "uncorrected. Effect size: Hedges' g of the paired differences (mean over standard deviation, "
         "corrected for few seeds).",
         f"Equivalence. Two one-sided tests (TOST) at 5 % within ±{document['margin']:g}. Where at least "
-        "half of the pairs tie at an end of the scale, the spread says nothing about rare failures; then "
-        "the claim rests on the Clopper–Pearson bound on the share of seeds that may still differ, which "
-        "the notes state: bounding it by 10 % takes 29 tied seeds and none that is not.",
+        "half of the pairs tie (both scores within half the margin of the same end of the scale, or equal "
+        "anywhere), the spread says nothing about rare failures: equivalent is not given there, and the notes "
+        "state the Clopper–Pearson bound on the share of seeds that may still differ. Bounding it by 10 % takes "
+        "29 tied seeds and none that is not.",
         f"Gate. A run has learned its task if its exact match over the training lengths is at least {gate}. "
         "Verdicts use all seeds, passed or not.",
         "Failures are results. A run whose loss is no longer finite, or ends far above its start, has "
@@ -502,14 +503,14 @@ def _field_table(fields: dict[str, Any], folded: str) -> Table:
 
 
 def _provenance(found: Findings, now: datetime) -> list[Block]:
-    document = found.document
+    document, environment = found.document, found.data.environment
     facts = {
         "study": document["study"],
         "command": document.get("command", ""),
         "budget": document["budget"],
-        "commit": document.get("commit", ""),
+        "commit": environment["commit"],
         "report written": f"{now:%Y-%m-%d %H:%M} UTC",
-        **{name: value for name, value in document.get("environment", {}).items() if name != "commit"},
+        **{name: value for name, value in environment.items() if name != "commit"},
     }
     rows = [[Cell(name), Cell(plain(value) if is_known(value) else "unknown")] for name, value in facts.items()]
     files = (

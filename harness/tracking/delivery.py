@@ -62,7 +62,7 @@ class Delivery:
 
         Args:
             live: whether the study is being run.
-            unfinished: the study's status if it ends without a record for every planned run.
+            unfinished: the study's status if it ends without a record for every planned run, or without its report.
 
         Raises:
             StoreError: the store cannot be reached, or it refuses something; all else is sent then.

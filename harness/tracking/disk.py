@@ -16,6 +16,7 @@ from harness.record import RunRecord, read_curves, set_aside
 from harness.schema import UserError
 from harness.tracking import received as ledger
 from harness.tracking.content import NOTE, STATUSES, study_tags, study_text
+from harness.tracking.entities import StoreError
 from harness.tracking.received import Label, Received, RunMirror, StudyMirror
 
 STUDY_FILES = (
@@ -45,8 +46,18 @@ class RunFolder:
 
     @cached_property
     def spec(self) -> dict[str, Any]:
-        """The RunSpec document."""
-        return dict(self.record.spec if self.record else json.loads((self.path / "spec.json").read_text()))
+        """The RunSpec document.
+
+        Raises:
+            StoreError: it cannot be read, so that no store would take the run; the next attempt at the run mends it.
+        """
+        if self.record:
+            return self.record.spec
+        path = self.path / "spec.json"
+        try:
+            return dict(json.loads(path.read_text()))
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{path} cannot be read ({error}); run the study again", refused=True) from error
 
     @cached_property
     def record(self) -> RunRecord | None:
@@ -179,12 +190,24 @@ class StudyFolder:
     def _records(self) -> list[Path]:
         return [self.path / "runs" / run["fingerprint"] / "record.json" for run in (self.document or {})["runs"]]
 
+    @property
+    def reported(self) -> bool:
+        """Whether the report, whose page is written last, is younger than every record; by what the records say, as
+        the files of a copied folder are all young.
+        """
+        page = self.path / "report.html"
+        records = [RunFolder(path.parent).record for path in self._records()]
+        return page.exists() and all(record is None or record.ended <= page.stat().st_mtime for record in records)
+
     def status(self, received: Received, *, live: bool, unfinished: str | None = None) -> str:
-        """The parent run's status: FINISHED when every planned run has a record, else as it was or is to be."""
-        if all(record.exists() for record in self._records()):
-            return received.status if live else "FINISHED"
+        """The parent run's status: FINISHED with a record for every planned run and the report, else as it was or is
+        to be.
+        """
+        complete = all(record.exists() for record in self._records())
         if live:
-            return "RUNNING"
+            return received.status if complete else "RUNNING"
+        if complete and self.reported:
+            return "FINISHED"
         return unfinished or (received.status if received.status != "RUNNING" else "KILLED")
 
     def lacks(self, received: Received | None, *, live: bool) -> bool:

@@ -100,7 +100,7 @@ class Mirror:
 
         Args:
             timeout: seconds to wait at most; a store that hangs does not hold up the end.
-            status: of the study's own run if not all planned runs have a record (else it is FINISHED).
+            status: of the study's own run if a planned run has no record, or the study no report (else it is FINISHED).
         """
         self._unfinished = status
         self._stop.set()
