@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 import pandas as pd
 import torch
 
-from harness.engine import Ended, Event, Job, LocalEngine
+from harness.engine import Ended, Event, Job, LocalEngine, heeded_signals
 from harness.locks import holder, signed
 from harness.results import ENDED, load_study
 from harness.schema import UserError
@@ -191,7 +191,7 @@ def leave() -> NoReturn:
 
 
 class Signals:
-    """SIGINT, SIGTERM and SIGHUP while a study is conducted: noted, and told to whatever can be stopped just now."""
+    """SIGINT, SIGTERM, SIGHUP (but for nohup) during a study: noted, and told to whatever can be stopped just now."""
 
     def __init__(self) -> None:
         self.came = False
@@ -222,7 +222,7 @@ def heeded() -> Iterator[Signals]:
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield signals
         return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGINT, *heeded_signals())
     before = {number: signal.signal(number, signals.take) for number in numbers}
     try:
         yield signals

@@ -416,6 +416,11 @@ def _tail(log: bytes) -> str:
     return " ".join(text[-300:].split())
 
 
+def heeded_signals() -> set[signal.Signals]:
+    """`STOP_SIGNALS` less those that are ignored: under nohup, SIGHUP, so that a study outlives its terminal."""
+    return {number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
+
+
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
     """A process started within never sees Ctrl-C, and stop signals wait until it asks for them."""

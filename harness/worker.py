@@ -24,7 +24,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from harness.engine import STOP_SIGNALS, Job, write_failure
+from harness.engine import STOP_SIGNALS, Job, heeded_signals, write_failure
 from harness.locks import held
 from harness.record import Status
 from harness.schema import UserError
@@ -76,7 +76,7 @@ class Pipe:
         self._leave()
 
     def _await_signal(self) -> None:
-        signal.sigwait(STOP_SIGNALS)
+        signal.sigwait(heeded_signals())
         self._leave()
 
     def _leave(self) -> None:

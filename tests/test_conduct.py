@@ -204,10 +204,11 @@ if __name__ == "__main__":
 """
 
 
-def launch(results: Path) -> "subprocess.Popen[bytes]":
+def launch(results: Path, *wrapper: str) -> "subprocess.Popen[bytes]":
     script = results.parent / "study.py"
     script.write_text(STUDY.format(tests=str(Path(__file__).parent), results=str(results)))
-    return subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE)
+    command = [*wrapper, sys.executable, str(script)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
@@ -232,6 +233,21 @@ def test_a_signal_saves_and_exits_130_within_seconds(results: Path, number: sign
     assert time.monotonic() - sent < 15
     assert list(results.glob("small/runs/*/checkpoint.ckpt"))
     assert not orphans(results)
+
+
+def test_under_nohup_a_study_outlives_its_terminal(results: Path) -> None:
+    def written() -> int:
+        return sum(path.stat().st_size for path in results.glob("small/runs/*/curves.jsonl"))
+
+    process = launch(results, "nohup")
+    wait_for(under_way(results))
+    os.killpg(process.pid, signal.SIGHUP)  # as a terminal that closes does: to every process of the group
+    before = written()
+    wait_for(lambda: written() > before + 5000, seconds=30)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
 
 
 def test_a_second_invocation_says_who_is_running_and_corrupts_nothing(results: Path) -> None:
