@@ -146,7 +146,7 @@ IMPOSSIBLE: list[tuple[Callable[[], Spec], list[str]]] = [
     (lambda: ModelSpec(d_model=64, num_heads=6), ["num_heads = 6", "d_model = 64", "choose 4 or 8"]),
     (
         lambda: ModelSpec(d_model=30, num_heads=2, position=RoPE()),
-        ["d_head (if not set, d_model / num_heads; of Latent, d_rope) = 15", "RoPE", "16 or 14"],
+        ["d_head (if not set, d_model / num_heads) = 15", "RoPE", "16 or 14"],
     ),
     (lambda: ModelSpec(d_model=15, num_heads=1), ["d_model = 15", "Sinusoidal", "choose 16 or 14"]),
     (

@@ -364,7 +364,7 @@ def named(level: Attention | Position) -> str:
 
 
 def encoding(position: Position, level: Attention | None = None) -> PositionEncoding:
-    made = position.build(replace(SHAPE, d_head=4 if level is None else level.rotated_width(SHAPE))).double().eval()
+    made = position.build(SHAPE if level is None else level.rotated(SHAPE)).double().eval()
     if isinstance(made, ContentRelative):  # u and v start at zero, which would hide them
         nn.init.normal_(made.content.weight)
         nn.init.normal_(made.place.weight)
