@@ -20,7 +20,7 @@ import torch
 from harness.engine import Ended, Event, Job, LocalEngine, heeded_signals
 from harness.locks import holder, signed
 from harness.results import ENDED, load_study
-from harness.schema import UserError
+from harness.schema import UserError, shown
 from harness.study import Ablation, Device, Plan, earlier_plan, make_plan, name_store, survey, write_plan
 
 if TYPE_CHECKING:
@@ -101,10 +101,13 @@ def run_study(
     Ended runs are not done again, interrupted ones resume. Ctrl-C (and SIGTERM, SIGHUP) saves and stops.
 
     Raises:
-        UserError: the plan cannot be made, the folder cannot be written, another process conducts the study.
+        UserError: `ablation` is no Ablation, the plan cannot be made, the folder cannot be written, another process
+            conducts the study.
     """
     from harness.tracking import Mirror, default_uri, without_password
 
+    if not isinstance(ablation, Ablation):
+        raise UserError(f"run_study takes an Ablation, not {shown(ablation)}; `harness ablate` takes the name of one")
     display = display or Nobody()
     budget, device = budget or ablation.default_budget, resolve_device(device)
     plan = make_plan(name, ablation, budget=budget, seeds=seeds, device=device, pilot=pilot)

@@ -18,17 +18,24 @@ def greedy(model: Model, prompt: Tensor, count: int, *, source: Tensor | None = 
 
     Args:
         model: a decoder, in evaluation mode; with a cache, one of ours.
-        prompt: token ids, one length.
+        prompt: token ids, one length, one or more.
         count: how many tokens to add.
         source: `(B, S)`, what the encoder of an encoder-decoder reads.
         cached: read each token once and keep what attention needs of it; otherwise read everything anew at every step.
 
     Raises:
         UnsupportedLength: the positions cannot take so many tokens.
-        UserError: the model is an encoder.
+        UserError: the model is an encoder, or has one and no source, or none and a source; there is no token to begin
+            with, or less than none is asked for.
     """
     if isinstance(model, Transformer) and not model.causal:
         raise UserError("an encoder predicts all tokens at once; decode with DecoderOnly() or EncoderDecoder()")
+    if prompt.dim() != 2 or not prompt.shape[1]:
+        raise UserError(
+            f"prompt has the shape {tuple(prompt.shape)}: give token ids (B, T) with something to read, e.g. BOS"
+        )
+    if count < 0:
+        raise UserError(f"count = {count}: ask for 0 tokens or more")
     cache = cast(Transformer, model).cache(prompt.shape[1] + count - 1) if cached else None
     sequence = new = prompt
     for _ in range(count):

@@ -31,7 +31,7 @@ from harness.journal import Diverged, Interrupted, Journal, Progress, evaluating
 from harness.machine import environment, peak_memory, reset_peak_memory
 from harness.module import TransformerModule, answer_loss
 from harness.record import RunRecord, Score, Status, mean_score, read_curves, set_aside, write_atomically
-from harness.schema import UserError
+from harness.schema import UserError, shown
 from harness.seeding import seed_global
 from harness.spec import RunSpec
 from harness.transformer import buffers_kept
@@ -64,12 +64,16 @@ def run(
 
     Raises:
         Interrupted: after saving, when `should_stop` said yes.
-        UserError: this machine cannot run the spec (no CUDA device, an attention kernel that cannot run), or the
-            directory holds the run of another one.
+        UserError: `spec` is no RunSpec, this machine cannot run it (no CUDA device, an attention kernel that cannot
+            run), or the directory cannot be made or holds the run of another spec.
     """
+    if not isinstance(spec, RunSpec):
+        raise UserError(f"run takes a RunSpec, not {shown(spec)}; make one, e.g. RunSpec(task=Copy())")
     if directory is None:
         with TemporaryDirectory() as temporary:
             return run(spec, directory=temporary, on_progress=on_progress, should_stop=should_stop)
+    if directory == "":
+        raise UserError("directory = '': name a folder, or leave it out to keep nothing")
     directory = Path(directory)
     if _spec_in(directory, on_notice) not in (None, spec.document()):
         raise UserError(f"{directory} holds the run of another spec; name another directory")
@@ -77,6 +81,10 @@ def run(
         return RunRecord.read(directory / "record.json")
     if spec.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device = 'cuda': torch sees no CUDA device here; use 'cpu'")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"directory = '{directory}': cannot be made ({error.strerror}); name another") from error
     write_atomically(directory / "spec.json", json.dumps(spec.document(), indent=1))
     journal = Journal(spec, directory, on_progress, should_stop)
     record = _Attempt(spec, directory, journal, on_notice).record()

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass as _ModelMetaclass
 else:
     _ModelMetaclass = type(BaseModel)
+
+STAYS = "a spec stays as it is; `spec.replace({!r}, …)` is a changed copy"
 
 # Packages whose outputs are versioned by `result_version`; any other source is identified by its text.
 OWN_PACKAGES = ("harness", "tasks", "ablations")
@@ -51,6 +53,12 @@ def quoted(name: str) -> str:
     return f"“{name}”" if "," in name else name
 
 
+def shown(value: object) -> str:
+    """A user's value in a sentence: what Python calls it, on one line of 60 characters at most."""
+    text = repr(value).replace("\n", " ")
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
 def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
     """The remedy clause for an unknown name: the closest known one, then all of them."""
     close = get_close_matches(name.lower(), [k.lower() for k in known], n=1, cutoff=0.5)
@@ -66,8 +74,12 @@ class _Refusing(_ModelMetaclass):
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if args:
+            name = next(iter(cast("type[BaseModel]", cls).model_fields), "")
+            remedy = f"write {cls.__name__}({name}={shown(args[0])})" if name else "it has none"
+            raise TypeError(f"{cls.__name__} takes its fields by name, not {shown(args[0])}; {remedy}")
         try:
-            return super().__call__(*args, **kwargs)
+            return super().__call__(**kwargs)
         except ValidationError as error:
             raise UserError(explain(error)) from None
 
@@ -108,7 +120,10 @@ class Spec(BaseModel, metaclass=_Refusing):
         return {name: _tuples(inner) for name, inner in value.items()}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise UserError(f"{name} = {value!r}: a spec stays as it is; `spec.replace({name!r}, …)` is a changed copy")
+        raise UserError(f"{name} = {shown(value)}: {STAYS.format(name)}")
+
+    def __delattr__(self, name: str) -> None:
+        raise UserError(f"del {name}: {STAYS.format(name)}")
 
     def document(self) -> dict[str, Any]:
         """The spec as plain JSON data; `type(spec).parse(spec.document()) == spec`."""
@@ -215,8 +230,13 @@ class Level(Spec):
         if not isinstance(value, Mapping):
             if isinstance(value, cls):
                 return value
-            raise ValueError(f"expected a level of {cls.__name__}, e.g. {_example(cls)}, not {value!r}")
+            raise ValueError(f"expected a level of {cls.__name__}, e.g. {_example(cls)}")
         fields = dict(value)
+        if "kind" not in fields and cls._is_base():
+            raise ValueError(
+                f"its `kind` is missing; name a level of {cls.__name__}, e.g. {_example(cls)}; "
+                f"{nearest('', cls.levels())}"
+            )
         name = str(fields.pop("kind", cls.__name__))
         kind = cls._named(name)
         return handler(fields) if kind is cls else kind.model_validate({"kind": name, **fields})
@@ -227,8 +247,13 @@ class Level(Spec):
         return {kind.__name__: kind for kind in cls._concrete()}
 
     @classmethod
+    def _is_base(cls) -> bool:
+        """Whether only its subclasses are levels."""
+        return inspect.isabstract(cls) or Level in cls.__bases__
+
+    @classmethod
     def _concrete(cls) -> Iterator[type[Self]]:
-        if not (inspect.isabstract(cls) or Level in cls.__bases__):
+        if not cls._is_base():
             yield cls
         for sub in cls.__subclasses__():
             yield from sub._concrete()
@@ -344,8 +369,8 @@ def explain(error: ValidationError) -> str:
     location = [str(part) for part in first["loc"] if not str(part).startswith("function-")]
     path = ".".join(location)
     value = first.get("input")
-    shown = f" = {value!r}" if isinstance(value, str | int | float | bool | None) else ""
+    given = "" if isinstance(value, Mapping) else f" = {shown(value)}"
     reason = first["msg"].removeprefix("Value error, ")
     if reason == first["msg"]:  # pydantic's own sentences begin with a capital
         reason = reason[0].lower() + reason[1:]
-    return f"{path or error.title}{shown}: {reason}"
+    return f"{path or error.title}{given}: {reason}"

@@ -5,7 +5,6 @@ ModelSpec's fields are the component matrix. A run is a pure function of its Run
 
 import math
 from abc import abstractmethod
-from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -85,7 +84,7 @@ class ModelSpec(Spec):
     @property
     def rotated_shape(self) -> Shape:
         """The same with the part of a head that positions act on."""
-        return replace(self.shape, d_head=self.attention.rotated_width(self.shape))
+        return self.attention.rotated(self.shape)
 
     @property
     def parts(self) -> Parts:

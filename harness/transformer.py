@@ -22,7 +22,7 @@ from harness.components.init import initialise
 from harness.components.kernel import same_kernels
 from harness.components.position import Relation, places
 from harness.components.residual import ResidualStep
-from harness.schema import UserError
+from harness.schema import UserError, shown
 from harness.trace import Trace
 
 if TYPE_CHECKING:
@@ -206,10 +206,16 @@ def buffers_kept(module: nn.Module) -> Iterator[None]:
 
 
 def check_padding(name: str, real: Tensor | None, tokens: Tensor | None) -> None:
-    """Raise `UserError` unless there is a mark for each token: a mask of queries and keys `(B, T, T)` would meet scores
-    `(B, H, T, K)` head by head where there are as many heads as sequences.
+    """Raise `UserError` unless there is a boolean mark for each token: numbers would be added to the scores, and a mask
+    of queries and keys `(B, T, T)` would meet scores `(B, H, T, K)` head by head where there are as many heads as
+    sequences.
     """
-    if real is not None and tokens is not None and real.shape != tokens.shape:
+    if real is None:
+        return
+    if not isinstance(real, Tensor) or real.dtype != torch.bool:
+        found = real.dtype if isinstance(real, Tensor) else type(real).__name__
+        raise UserError(f"{name} is of the type {found}: give a boolean tensor, True at tokens and False at padding")
+    if tokens is not None and real.shape != tokens.shape:
         raise UserError(
             f"{name} has the shape {tuple(real.shape)}, its tokens have {tuple(tokens.shape)}: give each token one "
             f"mark, False at padding (a causal mask comes from the architecture)"
@@ -258,28 +264,44 @@ class Transformer(Stack):
         Args:
             tokens: with a cache, those that follow what it has read.
             source: what the encoder reads; a cache keeps what came of it.
-            real: `(B, T)`, False at padding.
-            source_real: `(B, S)`, likewise.
+            real: `(B, T)`, boolean, False at padding; a causal stack takes it to stand behind a sequence's tokens.
+            source_real: `(B, S)`, likewise, padding anywhere.
             cache: from `cache()`; extended in place.
             trace: where internals are kept.
             recompute: compute blocks twice to save memory (Chen et al. 2016, arXiv:1604.06174).
 
         Raises:
             UnsupportedLength: the positions cannot take so many tokens.
-            UserError: `real` or `source_real` is no `(B, T)` of its tokens.
+            UserError: `real` or `source_real` does not mark its tokens; there is an encoder without a source, or the
+                reverse; in evaluation mode, a causal stack's padding stands before a token.
         """
-        check_padding("real", real, tokens)
-        check_padding("source_real", source_real, source)
+        self._check(tokens, source, real, source_real)
         memory: Tensor | None = None
         routings: list[Routing] = []
         if self.encoder is not None and (cache is None or cache.length == 0):
-            assert source is not None, "an encoder-decoder reads a source"
+            if source is None:
+                raise UserError("source is None: an encoder-decoder reads one; pass its token ids (B, S) as source=…")
             read = Reading(causal=False, real=source_real)
             memory, routings = self.encoder.read(self.embed(source), read, recompute=recompute)
         reading = Reading(self.causal, real, memory, source_real, trace)
         x, more = self.read(self.embed(tokens), reading, cache, recompute=recompute)
         logits = functional.linear(x, self.embedding.weight) if self.head is None else self.head(x)
         return Output(logits, routings + more)
+
+    def _check(self, tokens: Tensor, source: Tensor | None, real: Tensor | None, source_real: Tensor | None) -> None:
+        check_padding("real", real, tokens)
+        check_padding("source_real", source_real, source)
+        if self.encoder is None and not (source is None and source_real is None):
+            name = "source_real" if source is None else "source"
+            raise UserError(
+                f"{name} is given, and the model has no encoder to read it: leave it out (padding of tokens is marked "
+                f"by real=…), or build the model with EncoderDecoder()"
+            )
+        # Not in training, which would have to wait for a GPU's answer.
+        if real is not None and self.causal and not self.training and (real[:, 1:] & ~real[:, :-1]).any():
+            raise UserError(
+                "real is False before a token: a causal stack looks back at all tokens; put padding behind them"
+            )
 
     def embed(self, tokens: Tensor) -> Tensor:
         """`(B, T)` to `(B, T, d_model)`."""
@@ -298,7 +320,15 @@ class Transformer(Stack):
 
 
 def build_model(spec: "ModelSpec", vocab_size: int, *, seed: int) -> Transformer:
-    """The Transformer of a spec, each parameter drawn from (seed, its name)."""
+    """The Transformer of a spec, each parameter drawn from (seed, its name).
+
+    Raises:
+        UserError: `spec` is no ModelSpec.
+    """
+    if not hasattr(spec, "architecture"):  # ModelSpec itself is not known here
+        raise UserError(
+            f"build_model takes a ModelSpec, not {shown(spec)}; give ModelSpec(…), or the `model` of a RunSpec"
+        )
     model = Transformer(spec, vocab_size)
     initialise(model, spec.init, spec.num_layers, seed)
     return model

@@ -365,6 +365,13 @@ def test_a_results_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
         run_study(small(), name="small", budget="smoke", results=tmp_path)
 
 
+def test_what_is_no_ablation_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"^run_study takes an Ablation, not 'heads'; `harness ablate` takes the name of one$"
+    ):
+        run_study("heads")  # type: ignore[arg-type]
+
+
 def test_a_malformed_uri_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="tracking URI"):
         run_study(small(), name="small", budget="smoke", results=tmp_path / "results", tracking_uri="sqlit:///x.db")

@@ -186,3 +186,21 @@ def test_an_encoder_does_not_decode() -> None:
     model = decoder(BASE.replace("architecture", EncoderOnly()))
     with pytest.raises(UserError, match="an encoder predicts all tokens at once; decode with DecoderOnly"):
         greedy(model, words(1, 3), 2)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "prompt", "count", "source", "words_said"),
+    [
+        (EncoderDecoder(), 3, 2, None, "source is None: an encoder-decoder reads one; pass "),
+        (DecoderOnly(), 3, 2, 3, "source is given, and the model has no encoder to read it: leave it out "),
+        (DecoderOnly(), 0, 2, None, r"prompt has the shape \(1, 0\): give token ids "),
+        (DecoderOnly(), 3, -1, None, "count = -1: ask for 0 tokens or more"),
+    ],
+)
+@pytest.mark.parametrize("cached", [True, False])
+def test_what_cannot_be_decoded_is_refused(
+    architecture: Architecture, prompt: int, count: int, source: int | None, words_said: str, cached: bool
+) -> None:
+    model, read = decoder(BASE.replace("architecture", architecture)), None if source is None else words(1, source)
+    with pytest.raises(UserError, match=f"^{words_said}"):
+        greedy(model, words(1, prompt), count, source=read, cached=cached)

@@ -372,6 +372,21 @@ def test_a_missing_gpu_is_said_before_anything_is_written(tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("wrong", ["x", tiny().model, RunSpec], ids=["str", "ModelSpec", "class"])
+def test_what_is_no_run_spec_is_refused(wrong: Any) -> None:
+    with pytest.raises(UserError, match=r"^run takes a RunSpec, not [^\n]{3,60}; make one, e.g. RunSpec"):
+        run(wrong)
+
+
+def test_a_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for directory in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(UserError, match=rf"^directory = '{directory}': cannot be made \(.*\); name another$"):
+            run(tiny(), directory=directory)
+    with pytest.raises(UserError, match=r"^directory = '': name a folder, "):
+        run(tiny(), directory="")
+
+
 def test_ctrl_c_stays_a_keyboard_interrupt(tmp_path: Path) -> None:
     def press(progress: Progress) -> None:
         os.kill(os.getpid(), signal.SIGINT)

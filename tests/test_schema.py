@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +49,8 @@ REFUSED = [
     ("model.position", {"kind": "Rope"}, "unknown Position level 'Rope'; did you mean 'RoPE'? known: ALiBi"),
     ("model.position", {"kind": "Copy"}, "unknown Position level 'Copy'"),
     ("model.position", {"kind": "Position"}, "unknown Position level 'Position'"),
-    ("model.position", {}, "unknown Position level 'Position'"),
+    ("model.position", {}, "its `kind` is missing; name a level of Position, e.g. "),
+    ("model.position", {"base": 3.0}, "its `kind` is missing; name a level of Position, e.g. "),
     ("model.position.base", 1.0, "should be greater than 1"),
     ("model.position.base", float("nan"), "should be a finite number"),
     ("train.learning_rate", float("inf"), "should be a finite number"),
@@ -81,6 +83,21 @@ def test_what_is_no_such_value_is_one_sentence_with_its_path(path: str, value: A
 def test_a_value_that_is_shown_is_the_one_that_was_given(path: str) -> None:
     with pytest.raises(UserError, match=rf"^{path} = 'many': "):
         RunSpec.parse(changed(path, "many"))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (np.int64(64), "np.int64(64)"),
+        (np.eye(2), "array([[1., 0.],        [0., 1.]])"),
+        ("x" * 100, f"'{'x' * 58}…"),
+        (NoPE(), "NoPE()"),
+    ],
+)
+def test_any_value_is_shown_on_one_line_of_some_length(value: Any, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        ModelSpec(d_model=value)
+    assert str(caught.value) == f"d_model = {said}: input should be a valid integer"
 
 
 def test_an_unknown_field_is_named_with_the_nearest_one() -> None:
@@ -127,7 +144,11 @@ def test_a_missing_field_is_named() -> None:
 def test_specs_are_frozen_and_keyword_only() -> None:
     with pytest.raises(UserError, match=r"^seed = 1: a spec stays as it is; .spec.replace"):
         RUN.seed = 1  # type: ignore[misc]
-    with pytest.raises(TypeError):
+    with pytest.raises(UserError, match=r"^del seed: a spec stays as it is; .spec.replace"):
+        del RUN.seed
+    with pytest.raises(TypeError, match=r"^NoPE takes its fields by name, not 3; it has none$"):
+        NoPE(3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^RoPE takes its fields by name, not 10.0; write RoPE\(base=10.0\)$"):
         RoPE(10.0)  # type: ignore[call-arg]
     with pytest.raises(UserError, match="bse"):
         RoPE(bse=10.0)  # type: ignore[call-arg]
@@ -146,7 +167,7 @@ IMPOSSIBLE: list[tuple[Callable[[], Spec], list[str]]] = [
     (lambda: ModelSpec(d_model=64, num_heads=6), ["num_heads = 6", "d_model = 64", "choose 4 or 8"]),
     (
         lambda: ModelSpec(d_model=30, num_heads=2, position=RoPE()),
-        ["d_head (if not set, d_model / num_heads; of Latent, d_rope) = 15", "RoPE", "16 or 14"],
+        ["d_head (if not set, d_model / num_heads) = 15", "RoPE", "16 or 14"],
     ),
     (lambda: ModelSpec(d_model=15, num_heads=1), ["d_model = 15", "Sinusoidal", "choose 16 or 14"]),
     (

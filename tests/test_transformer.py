@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness.components.architecture import DecoderOnly, EncoderDecoder, EncoderOnly
+from harness.components.architecture import Architecture, DecoderOnly, EncoderDecoder, EncoderOnly
 from harness.components.attention import (
     Attention,
     BigBird,
@@ -47,10 +47,11 @@ from harness.components.qk_norm import NoQKNorm, QKNorm
 from harness.components.scale import Inverse, InverseSqrt, Unscaled
 from harness.components.shape import Shape
 from harness.cost import parameters
-from harness.schema import Level, is_foreign
-from harness.spec import ModelSpec
+from harness.schema import Level, UserError, is_foreign
+from harness.spec import ModelSpec, RunSpec
 from harness.trace import Trace
 from harness.transformer import Reading, build_model
+from tasks import Copy
 
 VOCABULARY = 12
 BASE = ModelSpec(d_model=16, num_heads=2, num_layers=2)
@@ -341,6 +342,38 @@ def test_padding_behind_changes_nothing(spec: ModelSpec) -> None:
     padded = model(read, source, real, source_real)[:, :6]
     alone = model(read[:, :6], None if source is None else source[:, :3])
     torch.testing.assert_close(padded, alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", [DecoderOnly(), EncoderDecoder()], ids=lambda level: level.kind)
+def test_padding_before_a_token_is_refused_where_a_stack_is_causal(architecture: Architecture) -> None:
+    spec = BASE.replace("architecture", architecture)
+    real = torch.tensor([[True, True, True], [False, True, True]])
+    with pytest.raises(UserError, match=r"^real is False before a token: .* put padding behind them$"):
+        model_of(spec)(tokens(2, 3), source_for(spec, 2), real)
+
+
+def test_an_encoder_takes_padding_anywhere() -> None:
+    model, read = model_of(BASE.replace("architecture", EncoderOnly()).replace("position", NoPE())), tokens(1, 5)
+    real = torch.tensor([[False, True, True, False, True]])
+    torch.testing.assert_close(model(read, None, real)[real], model(read[real][None])[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", [DecoderOnly(), EncoderOnly()], ids=lambda level: level.kind)
+@pytest.mark.parametrize("name", ["source", "source_real"])
+def test_a_source_that_nothing_reads_is_refused(architecture: Architecture, name: str) -> None:
+    given = torch.ones(2, 3, dtype=torch.bool)
+    with pytest.raises(
+        UserError, match=rf"^{name} is given, and the model has no encoder to read it: .*EncoderDecoder"
+    ):
+        model_of(BASE.replace("architecture", architecture))(tokens(2, 3), **{name: given})
+
+
+@pytest.mark.parametrize("wrong", ["x", RunSpec(task=Copy()), ModelSpec], ids=["str", "RunSpec", "class"])
+def test_a_model_is_built_of_a_model_spec(wrong: Any) -> None:
+    with pytest.raises(
+        UserError, match=r"^build_model takes a ModelSpec, not [^\n]{3,60}; give ModelSpec\(…\), or the `model`"
+    ):
+        build_model(wrong, VOCABULARY, seed=0)
 
 
 def test_every_decoder_output_reads_every_source_token() -> None:

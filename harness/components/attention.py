@@ -75,9 +75,9 @@ class Attention(Level):
                 f"attention_dropout = {parts.dropout}: attention = {self.kind} has no weights to drop; use 0"
             )
 
-    def rotated_width(self, shape: Shape) -> int:
-        """Dimensions of a head that positions act on."""
-        return shape.d_head
+    def rotated(self, shape: Shape) -> Shape:
+        """The shape with the part of a head that positions act on."""
+        return shape
 
     def query_width(self, shape: Shape) -> int:
         """Dimensions of what a query is multiplied with, but for those that positions add."""
@@ -170,9 +170,9 @@ class Latent(Attention):
         """d_c + d_h^R a token."""
         return (self.d_latent + self.d_rope) * tokens
 
-    def rotated_width(self, shape: Shape) -> int:
-        """`d_rope`."""
-        return self.d_rope
+    def rotated(self, shape: Shape) -> Shape:
+        """`d_rope` of them."""
+        return replace(shape, d_head=self.d_rope, d_head_field="attention.d_rope")
 
     def query_width(self, shape: Shape) -> int:
         """d_head + d_rope."""

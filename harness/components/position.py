@@ -51,9 +51,6 @@ def places(length: int, device: torch.device | None = None) -> Relation:
     return Relation(positions, positions)
 
 
-ROTATED = "d_head (if not set, d_model / num_heads; of Latent, d_rope)"  # what rotations act on
-
-
 class PositionEncoding(nn.Module):
     """The module of a level; as it stands it encodes nothing."""
 
@@ -227,7 +224,7 @@ class RoPE(Position):
 
     def check(self, shape: Shape) -> None:
         """Rotations act on pairs of dimensions."""
-        _require_even(ROTATED, shape.d_head, self.kind)
+        _require_even(shape.d_head_field, shape.d_head, self.kind)
 
     def build(self, shape: Shape) -> PositionEncoding:
         """An encoding that rotates."""
@@ -251,7 +248,7 @@ class ScaledRoPE(Position):
 
     def check(self, shape: Shape) -> None:
         """Rotations act on pairs of dimensions."""
-        _require_even(ROTATED, shape.d_head, self.kind)
+        _require_even(shape.d_head_field, shape.d_head, self.kind)
 
     def build(self, shape: Shape) -> PositionEncoding:
         """An encoding that rotates, by one factor in training and by the other in evaluation."""
@@ -276,7 +273,7 @@ class NTKRoPE(ScaledRoPE):
         """The exponent d / (d − 2) needs two pairs."""
         super().check(shape)
         if shape.d_head < 4:
-            raise UserError(f"{ROTATED} = {shape.d_head}: {self.kind} needs 4 or more; widen heads")
+            raise UserError(f"{shape.d_head_field} = {shape.d_head}: {self.kind} needs 4 or more; raise it")
 
     def rotation(self, d_head: int, factor: float) -> Rotation:
         """Another base."""

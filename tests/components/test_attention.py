@@ -34,6 +34,7 @@ from harness.components.attention import (
     fused_attention,
 )
 from harness.components.cache import MemoryCache
+from harness.components.feedforward import FeedForward, MoE, ReLU
 from harness.components.kernel import Fastest, Math
 from harness.components.norm import LayerNorm, RMSNorm
 from harness.components.output_projection import NoProjection, Projection
@@ -364,7 +365,7 @@ def named(level: Attention | Position) -> str:
 
 
 def encoding(position: Position, level: Attention | None = None) -> PositionEncoding:
-    made = position.build(replace(SHAPE, d_head=4 if level is None else level.rotated_width(SHAPE))).double().eval()
+    made = position.build(SHAPE if level is None else level.rotated(SHAPE)).double().eval()
     if isinstance(made, ContentRelative):  # u and v start at zero, which would hide them
         nn.init.normal_(made.content.weight)
         nn.init.normal_(made.place.weight)
@@ -860,6 +861,19 @@ def test_a_model_takes_a_mark_a_token_and_no_mask(architecture: Architecture) ->
     if source is not None:
         with pytest.raises(UserError, match=r"^source_real has the shape \(2, 5, 4\), its tokens have \(2, 4\): "):
             model(tokens, source, None, mask[:, :, :4])
+
+
+@pytest.mark.parametrize("feedforward", [ReLU(), MoE()], ids=lambda level: level.kind)
+@pytest.mark.parametrize(
+    ("marks", "kind"), [(Tensor.float, "torch.float32"), (Tensor.long, "torch.int64"), (Tensor.tolist, "list")]
+)
+def test_marks_of_padding_are_true_or_false(marks: Any, kind: str, feedforward: FeedForward) -> None:
+    spec = ModelSpec(d_model=16, num_heads=2, num_layers=1, architecture=EncoderDecoder(), feedforward=feedforward)
+    model, tokens, real = build_model(spec, 10, seed=0), torch.randint(10, (2, 5)), torch.arange(5).expand(2, -1) < 3
+    with pytest.raises(UserError, match=rf"^real is of the type {kind}: give a boolean tensor, "):
+        model(tokens, tokens, marks(real))
+    with pytest.raises(UserError, match=rf"^source_real is of the type {kind}: give a boolean tensor, "):
+        model(tokens, tokens, real, marks(real))
 
 
 # --- what cannot be combined -----------------------------------------------------------------------------------------

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from harness.components.architecture import DecoderOnly, EncoderDecoder, EncoderOnly
-from harness.components.attention import attention_weights, fused_attention
+from harness.components.attention import Latent, attention_weights, fused_attention
 from harness.components.init import Initialisation, initialise
 from harness.components.position import (
-    ROTATED,
     ALiBi,
     Learned,
     LinearRoPE,
@@ -282,12 +281,19 @@ def test_rope_adds_no_parameters() -> None:
     assert parameters(model(RoPE())) == parameters(model(NoPE()))
 
 
+D_HEAD = r"d_head \(if not set, d_model / num_heads\)"
+
+
 def test_rope_needs_pairs_of_dimensions() -> None:
     with pytest.raises(
         ValueError,
-        match=rf"{re.escape(ROTATED)} = 3: RoPE needs an even number; choose 4 or 2",
+        match=rf"{D_HEAD} = 3: RoPE needs an even number; choose 4 or 2",
     ):
         ModelSpec(d_model=6, num_heads=2, position=RoPE())
+    with pytest.raises(
+        ValueError, match=r"^ModelSpec: attention\.d_rope = 3: RoPE needs an even number; choose 4 or 2$"
+    ):
+        ModelSpec(position=RoPE(), attention=Latent(d_rope=3))
 
 
 def test_rope_keeps_the_type_of_queries() -> None:
@@ -445,7 +451,7 @@ def test_stretching_adds_no_parameters_and_keeps_scores_a_matter_of_distance(lev
 def test_what_cannot_be_stretched_is_refused() -> None:
     with pytest.raises(
         ValueError,
-        match=rf"{re.escape(ROTATED)} = 2: NTKRoPE needs 4 or more; widen heads",
+        match=rf"{D_HEAD} = 2: NTKRoPE needs 4 or more; raise it",
     ):
         ModelSpec(d_model=4, num_heads=2, position=NTKRoPE())
     with pytest.raises(ValueError, match=r"position\.fast = 1\.0 must exceed position\.slow = 1\.0; raise fast"):
@@ -453,7 +459,7 @@ def test_what_cannot_be_stretched_is_refused() -> None:
     for kind in (LinearRoPE, NTKRoPE, YaRN):
         with pytest.raises(
             ValueError,
-            match=rf"{re.escape(ROTATED)} = 5: {kind.__name__} needs an even number",
+            match=rf"{D_HEAD} = 5: {kind.__name__} needs an even number",
         ):
             ModelSpec(d_model=10, num_heads=2, position=kind())
 
