@@ -229,7 +229,8 @@ def model_named(name: str, vocab_size: int | None) -> tuple[str, ModelSpec, int,
             return str(file), run.model, vocab_size or run.task.vocab_size, run.train
         return str(file), ModelSpec.parse(document), vocab_size or 32_000, TrainSpec()
     except UserError as error:
-        raise UserError(f"{file}: {error} (levels and tasks of your own file: --load FILE)") from error
+        hint = " (levels and tasks of your own file: --load FILE)" * ("unknown " in str(error))
+        raise UserError(f"{file}: {error}{hint}") from error
 
 
 def cost_document(

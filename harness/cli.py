@@ -155,7 +155,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     one.add_argument(
         "--publish", action="store_true", help="write the small form into DIR/reference/NAME, to be committed"
     )
-    _add_name(command("status", commands.status, "Show what is done of a study, from its records."))
+    _add_name(command("status", commands.status, "Show what is done of a study, or of all."), nargs="?")
     one = command("list", commands.catalogue, "Show what there is, with papers, fields and defaults.")
     parts = ("components", "tasks", "ablations", "presets", "answers")
     one.add_argument(
@@ -212,8 +212,9 @@ def _study_options(parser: Parser) -> None:
     parser.add_argument("--plan", action="store_true", help="show what would run and what it would cost; write nothing")
 
 
-def _add_name(parser: Parser) -> None:
-    parser.add_argument("study", metavar="NAME", help="a study in the results folder")
+def _add_name(parser: Parser, nargs: str | None = None) -> None:
+    what = "a study in the results folder" + (" (default: one line for each)" if nargs else "")
+    parser.add_argument("study", metavar="NAME", nargs=nargs, help=what)
 
 
 def _add_tracking(parser: Parser) -> None:

@@ -5,7 +5,6 @@ the summary of a study on stderr after its progress.
 """
 
 import gc
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.locks import holder
+from harness.record import read_plan
 from harness.schema import UserError, nearest, quoted
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from harness.study import Plan
 
 DONE, INCOMPLETE = 0, 1
+NO_STUDY = "there is no study in {}"
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ def _ended(options: "Namespace", name: str, outcome: "Outcome") -> Answer:
     import pandas as pd
 
     path = outcome.folder / "tables" / "verdicts.csv"
-    verdicts = None if outcome.interrupted else pd.read_csv(path, dtype={"variant": str, "task": str})
+    names = dict.fromkeys(("variant", "task", "reference"), str)  # one may be called "None" or "NA"
+    verdicts = None if outcome.interrupted else pd.read_csv(path, dtype=names, keep_default_na=False, na_values=[""])
     document = {
         "study": name,
         "folder": str(outcome.folder),
@@ -126,9 +128,8 @@ def _summarise(options: "Namespace", name: str, outcome: "Outcome", verdicts: "p
 
 def plan(options: "Namespace", found: "Found") -> Answer:
     """What would run, and what it would cost; nothing is written."""
-    from harness.conduct import resolve_device, resolve_jobs
+    from harness.conduct import resolve_device, resolve_jobs, undecidable
     from harness.forecast import forecast
-    from harness.stats import fewest_seeds
     from harness.study import make_plan
 
     device = resolve_device(options.device)
@@ -137,13 +138,7 @@ def plan(options: "Namespace", found: "Found") -> Answer:
     )
     workers = resolve_jobs(options.jobs, device)
     expected = forecast(planned, options.results / planned.name)
-    comparisons = (len(planned.variants) - 1) * len(planned.ablation.tasks)
-    notices = [*expected.notices]
-    if options.pilot:
-        notices.append("a pilot: it chooses settings and decides nothing")
-    elif len(planned.seeds) < (fewest := fewest_seeds(comparisons)):
-        few = f"with {len(planned.seeds)} seeds nothing can be decided"
-        notices.append(f"{few}: its comparisons ({comparisons}) need {fewest} (--seeds {fewest})")
+    notices = [*expected.notices, *undecidable(planned)]
     document = {
         "study": planned.name,
         "budget": planned.budget,
@@ -207,7 +202,9 @@ def report(options: "Namespace") -> Answer:
 
 
 def status(options: "Namespace") -> Answer:
-    """What is done of a study, from its records alone."""
+    """What is done of a study, from its records alone; without a name, one line a study."""
+    if options.study is None:
+        return _overview(options.results)
     data = _load(options)
     compared = data.compare()
     failed = data.runs[data.runs["status"].isin(("diverged", "out_of_memory", "failed"))]
@@ -229,15 +226,41 @@ def _show_status(data: "StudyData", compared: "pd.DataFrame", document: dict[str
 
     name = document["study"]
     _say(f"{name} (budget {document['budget']}): {document['runs']} runs: {_counted(document['counts'])}")
-    if (runner := document["running"]) is not None:
-        _say(
-            "it is being run by process {pid} on {host} since {since}".format(**runner) if runner else "it is being run"
-        )
+    if document["running"] is not None:
+        _say(_runner(document["running"]))
     console(sys.stdout).print(table(["task…", "variant…", ">ended", ">score", "verdict"], _status_rows(data, compared)))
     for row in document["failures"]:
         _say(f"{row['task']} · {row['variant']} · seed {row['seed']}: {row['status']}: {row['cause']}")
     page = data.folder / "report.html"
     _say(f"report: {page}" if page.exists() else f"no report yet; `harness report {name}` writes one")
+
+
+def _runner(signature: dict[str, Any]) -> str:
+    return "it is being run" + (" by process {pid} on {host} since {since}".format(**signature) if signature else "")
+
+
+def _overview(results: Path) -> Answer:
+    """How far every study in a results folder has come."""
+    found = {folder.name: _progress(folder) for folder in studies(results)}
+    lines = [_in_a_line(name, progress) for name, progress in found.items()] or [NO_STUDY.format(results)]
+    return Answer({"studies": found}, lambda: _say(*lines))
+
+
+def _progress(folder: Path) -> dict[str, Any]:
+    try:
+        plan = read_plan(folder)
+    except UserError as error:
+        return {"error": str(error)}
+    ended = sum((folder / "runs" / run["fingerprint"] / "record.json").exists() for run in plan["runs"])
+    running = holder(folder / "lock")
+    return {"budget": plan["budget"], "runs": len(plan["runs"]), "ended": ended, "running": running}
+
+
+def _in_a_line(name: str, progress: dict[str, Any]) -> str:
+    if "error" in progress:
+        return f"{name}: {progress['error']}"
+    said = f"{name} (budget {progress['budget']}): {progress['ended']} of {progress['runs']} runs have ended"
+    return said if progress["running"] is None else f"{said}; {_runner(progress['running'])}"
 
 
 def _status_rows(data: "StudyData", compared: "pd.DataFrame") -> Iterable[list[str]]:
@@ -454,18 +477,14 @@ def sync(options: "Namespace") -> Answer:
         for name, cause in failed.items():
             _say(f"{name}: not delivered: {cause}; run this again when that is mended")
         if not delivered and not failed:
-            _say(f"there is no study in {options.results}")
+            _say(NO_STUDY.format(options.results))
 
     return Answer({"delivered": delivered, "failed": failed}, show, INCOMPLETE if failed else DONE)
 
 
 def _recorded_uri(folder: Path) -> str | None:
     """The tracking store that a study's last `ablate` named, if it named any."""
-    try:
-        document = json.loads((folder / "study.json").read_text())
-    except json.JSONDecodeError as error:
-        raise UserError(f"its study.json is corrupt ({error}); run the study again, finished runs are kept") from error
-    uri: str | None = document.get("tracking_uri")
+    uri: str | None = read_plan(folder).get("tracking_uri")
     if uri and "…@" in uri:
         raise UserError(f"its store is {uri}, whose password is not kept; name it with --tracking-uri")
     return uri

@@ -21,7 +21,8 @@ from harness.engine import Ended, Event, Job, LocalEngine, heeded_signals
 from harness.locks import holder, signed
 from harness.results import ENDED, load_study
 from harness.schema import UserError, shown
-from harness.study import Ablation, Device, Plan, earlier_plan, make_plan, name_store, survey, write_plan
+from harness.stats import fewest_seeds
+from harness.study import PILOT_SEED, Ablation, Device, Plan, earlier_plan, make_plan, name_store, survey, write_plan
 
 if TYPE_CHECKING:
     from harness.tracking import Mirror
@@ -120,7 +121,7 @@ def run_study(
     make_writable(folder)
     with locked(folder, plan.name), heeded() as signals:
         states, notices = survey(plan, folder)
-        display.begin(plan, states, notices)
+        display.begin(plan, states, notices + undecidable(plan))
         store = without_password(mirror.uri)
         if is_current(plan, folder, states):
             name_store(folder, store)
@@ -135,6 +136,17 @@ def run_study(
         ]
         mirrored(mirror, todo, resolve_jobs(jobs, plan.device), display, folder, signals)
         return Outcome(folder, dict(Counter(survey(plan, folder)[0].values())), signals.came)
+
+
+def undecidable(plan: Plan) -> list[str]:
+    """A notice where a plan can show no difference: it is a pilot, or its seeds are too few."""
+    comparisons, seeds = (len(plan.variants) - 1) * len(plan.ablation.tasks), len(plan.seeds)
+    if plan.seeds[0] >= PILOT_SEED:
+        return ["a pilot: it chooses settings and decides nothing"]
+    if not comparisons or seeds >= (fewest := fewest_seeds(comparisons)):
+        return []
+    few = f"with {seeds} seed{'s' * (seeds != 1)} no difference can be significant"
+    return [f"{few}: its comparisons ({comparisons}) need {fewest} (--seeds {fewest})"]
 
 
 def mirrored(

@@ -84,7 +84,7 @@ def forecast(plan: Plan, folder: Path) -> Forecast:
     """What is done of a plan and what the rest costs, judged by what the folder holds; where it holds nothing, by
     what the studies beside it took.
     """
-    records, notices = _records(folder)
+    records, notices = _records(plan, folder)
     speeds = _Speeds(records.values() if records else _neighbours(folder))
     groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for cell in plan.cells:
@@ -149,12 +149,13 @@ def _quadratic(spec: RunSpec, lengths: list[tuple[int, int]]) -> np.ndarray:
     return np.polyfit(list(known), costs, len(known) - 1)
 
 
-def _records(folder: Path) -> tuple[dict[str, RunRecord], list[str]]:
+def _records(plan: Plan, folder: Path) -> tuple[dict[str, RunRecord], list[str]]:
     """All records of a study by fingerprint, and a notice for each that is corrupt."""
+    specs = {cell.fingerprint: cell.spec.document() for cell in plan.cells}
     found, notices = {}, []
     for path in sorted(folder.glob("runs/*/record.json")):
         try:
-            found[path.parent.name] = RunRecord.read(path)
+            found[path.parent.name] = RunRecord.of_run(path.parent, specs.get(path.parent.name))
         except UserError:
             notices.append(f"{path} is corrupt; it would be set aside and its run done again")
     return found, notices

@@ -21,6 +21,7 @@ from rich.text import Text
 from harness.engine import Died, Ended, Event, Interrupted, Noted, Progressed, Started, Tick
 from harness.record import RunRecord, mean_score
 from harness.results import ENDED
+from harness.schema import quoted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,7 +110,7 @@ class Board:
 
     def record(self, fingerprint: str) -> RunRecord:
         """What an ended run left."""
-        return RunRecord.read(self.folder / "runs" / fingerprint / "record.json")
+        return RunRecord.of_run(self.folder / "runs" / fingerprint)
 
     def take(self, event: Event) -> None:
         """Note what has happened."""
@@ -192,6 +193,16 @@ class _Watching:
         """Print a sentence above whatever is live."""
         self.console.print(Text(text, style), soft_wrap=True)
 
+    def _run(self, fingerprint: str) -> str:
+        """A run by name."""
+        cell = self.board.cells[fingerprint]
+        return f"{cell.task} · {cell.variant} · seed {cell.seed}"
+
+    def _died(self, event: Died) -> str:
+        run = event.fingerprint
+        lost = f" Its run, {self._run(run)}, is taken up again from the last checkpoint." if run else ""
+        return f"A worker process is gone and is replaced: it {event.cause}.{lost}"
+
 
 class LiveTable(_Watching):
     """A table of variants × tasks that is redrawn with the engine's ticks and goes away at the end.
@@ -219,12 +230,11 @@ class LiveTable(_Watching):
         """Redraw at ticks, whatever happened since the last."""
         self.board.take(event)
         if isinstance(event, Died):
-            self.say(_died(event), "yellow")
+            self.say(self._died(event), "yellow")
         if isinstance(event, Noted):
             self.say(event.text, "yellow")
         if isinstance(event, Ended) and (why := self.board.causes[event.fingerprint]):
-            cell = self.board.cells[event.fingerprint]
-            self.say(f"{cell.task} · {cell.variant} · seed {cell.seed}: {_in_words(event.status)} ({why})", "red")
+            self.say(f"{self._run(event.fingerprint)}: {_in_words(event.status)} ({why})", "red")
         if isinstance(event, Interrupted):
             self._note = "stopping: what runs is saved"
         if isinstance(event, Tick) and time.monotonic() >= self._due:
@@ -316,17 +326,17 @@ class PlainLines(_Watching):
         """Lines for ends, deaths and notes."""
         self.board.take(event)
         if isinstance(event, Died):
-            self.say(_died(event))
+            self.say(self._died(event))
         if isinstance(event, Noted):
             self.say(event.text)
         if isinstance(event, Ended):
-            cell, row = self.board.cells[event.fingerprint], self.board.row(event.fingerprint)
+            row = self.board.row(event.fingerprint)
             left, total = self.board.seconds_left(), str(len(self.board.cells))
             score = "" if math.isnan(row.scores[-1]) else f", score {_decimal(row.scores[-1])}"
             cause = f" ({why})" if (why := self.board.causes[event.fingerprint]) else ""
             outcome = f"{_in_words(event.status)}{cause}{score}" + (f", {clock(left)} left" if left else "")
             count = f"{self.board.ended:{len(total)}}/{total}"
-            self.say(f"[{count}] {cell.task} · {cell.variant} · seed {cell.seed}: {outcome}")
+            self.say(f"[{count}] {self._run(event.fingerprint)}: {outcome}")
 
     def verdicts(self, comparison: "pd.DataFrame") -> None:
         """A task's verdicts, once, when it is complete."""
@@ -336,8 +346,14 @@ class PlainLines(_Watching):
             if task not in self._announced and self.board.task_is_complete(task):
                 self._announced.add(task)
                 rows = [row for row in self.board.rows.values() if row.task == task and not row.is_baseline]
-                each = "; ".join(f"{row.variant} {row.verdict or 'undecided'}" for row in rows)
-                self.say(f"{task} is complete. Against {self.board.plan.ablation.baseline}: {each or 'nothing'}.")
+                each = "; ".join(f"{self._compared(row)} {row.verdict or 'undecided'}" for row in rows)
+                baseline = quoted(self.board.plan.ablation.baseline)
+                self.say(f"{task} is complete. Against {baseline}: {each or 'nothing'}.")
+
+    def _compared(self, row: Row) -> str:
+        """A variant, and what it is compared with where that is not the baseline."""
+        other = self.board.plan.ablation.against.get(row.variant)
+        return quoted(row.variant) + (f" (to {quoted(other)})" if other else "")
 
     def note(self, text: str) -> None:
         """A line."""
@@ -402,19 +418,24 @@ def most_telling(rows: Sequence[Row], count: int) -> list[Row]:
 
 
 def verdict_table(verdicts: "pd.DataFrame") -> Table:
-    """The report's verdicts (`tables/verdicts.csv`), a row a task and variant."""
+    """The report's verdicts (`tables/verdicts.csv`), a row a task and variant; what a variant is compared with, where
+    that is not the baseline, stands in brackets.
+    """
     columns = ["task…", "variant…", ">score", "difference [95 %]", ">p (Holm)", "verdict", ">learned"]
     rows: list[list[str | Text]] = []
+    baselines = set(verdicts.loc[verdicts["verdict"].isna(), "variant"])
     for row in verdicts.to_dict("records"):
         verdict = row["verdict"] if isinstance(row["verdict"], str) else "baseline"
+        other = "" if verdict == "baseline" or row["reference"] in baselines else f" [{row['reference']}]"
         known = not math.isnan(row["low"])
         low, high = _decimal(row["low"], 2, "+"), _decimal(row["high"], 2, "+")
+        bound = f"{row['bound']} " if isinstance(row["bound"], str) else ""
         rows.append(
             [
                 str(row["task"]),
-                str(row["variant"]),
+                f"{row['variant']}{other}",
                 _decimal(row["score"]),
-                _decimal(row["difference"], 2, "+") + (f" [{low}, {high}]" if known else ""),
+                bound + _decimal(row["difference"], 2, "+") + (f" [{low}, {high}]" if known else ""),
                 _decimal(row["p_holm"]),
                 Text(verdict, STYLES.get(verdict, "")),
                 f"{row['gate_passed']}/{row['gate_of']}",
@@ -433,11 +454,6 @@ def clock(seconds: float) -> str:
 def _in_sum(rows: Sequence[Row]) -> str:
     counts = Counter("running" if row.running else "done" if row.complete else "waiting" for row in rows)
     return f"… {len(rows)} more: " + ", ".join(f"{count} {state}" for state, count in counts.items())
-
-
-def _died(event: Died) -> str:
-    lost = " It takes up its run again from the last checkpoint." if event.fingerprint else ""
-    return f"A worker process is gone and is replaced: it {event.cause}.{lost}"
 
 
 def _in_words(status: str) -> str:

@@ -10,12 +10,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from harness.schema import UserError
 
 Status = Literal["finished", "diverged", "out_of_memory", "failed"]
 Mark = Literal["", "unsupported", "diverged", "seen"]
+
+REMEDY = "remove it and run the study again"
 
 
 class Score(BaseModel):
@@ -28,7 +30,7 @@ class Score(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
     length: int
     metric: str
-    value: float
+    value: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
     mark: Mark = ""
 
 
@@ -54,6 +56,12 @@ class RunRecord(BaseModel):
     started: Annotated[float, Field(ge=0)] = 0.0
     ended: Annotated[float, Field(ge=0)] = 0.0
 
+    @model_validator(mode="after")
+    def _scored(self) -> "RunRecord":
+        if self.status == "finished" and not self.scores:
+            raise ValueError("a finished run has scores")
+        return self
+
     def write(self, path: Path) -> None:
         """Write the record whole or not at all."""
         write_atomically(path, self.model_dump_json(indent=1))
@@ -68,7 +76,32 @@ class RunRecord(BaseModel):
         try:
             return cls.model_validate_json(path.read_text())
         except (ValidationError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}: this is not a run record; remove it and the run is done again") from error
+            raise UserError(f"{path}: this is not a run record ({_reason(error)}); {REMEDY}") from error
+
+    @classmethod
+    def of_run(cls, directory: Path, spec: dict[str, Any] | None = None) -> "RunRecord":
+        """The record of the run that a study keeps in a directory, which is called after its fingerprint; `spec` is the
+        document of the one that is planned there, where that is known.
+
+        Raises:
+            UserError: the file is corrupt or another run's; set it aside and run again.
+        """
+        path = directory / "record.json"
+        record = cls.read(path)
+        if record.fingerprint != directory.name:
+            raise UserError(f"{path}: this is the record of another run, {record.fingerprint!r}; {REMEDY}")
+        if spec not in (None, record.spec):
+            raise UserError(f"{path}: its spec is not the one that this run is called after; {REMEDY}")
+        return record
+
+
+def _reason(error: ValidationError | UnicodeDecodeError) -> str:
+    """What is wrong first, and where."""
+    if isinstance(error, UnicodeDecodeError):
+        return str(error)
+    first = error.errors()[0]
+    place, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    return f"{place}: {said}" if place else said
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -84,6 +117,23 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """The content of a study's `study.json`.
+
+    Raises:
+        FileNotFoundError: there is none.
+        UserError: it is corrupt.
+    """
+    path = folder / "study.json"
+    try:
+        document = json.loads(path.read_text())
+        if not isinstance(document, dict) or "runs" not in document:
+            raise ValueError("it plans no runs")
+    except ValueError as error:
+        raise UserError(f"{path} is corrupt ({error}); run the study again, finished runs are kept") from error
+    return document
 
 
 def read_curves(path: Path) -> list[dict[str, float]]:

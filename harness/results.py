@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.record import RunRecord, read_curves
+from harness.record import RunRecord, read_curves, read_plan
 from harness.schema import UserError
 from harness.stats import ceilings, compare
 
@@ -80,8 +80,8 @@ class StudyData:
     @cached_property
     def records(self) -> list[tuple[tuple[str, str, int], RunRecord]]:
         """The record of every run that has ended, with the run's variant, task and seed."""
-        paths = [(cell, directory / "record.json") for cell, directory in self._directories()]
-        return [(cell, RunRecord.read(path)) for cell, path in paths if path.exists()]
+        ended = [(cell, path) for cell, path in self._directories() if (path / "record.json").exists()]
+        return [(cell, RunRecord.of_run(path)) for cell, path in ended]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -157,21 +157,17 @@ def load_study(folder: Path) -> StudyData:
     Raises:
         UserError: there is none, or its `study.json` or one of its records is corrupt.
     """
-    path = folder / "study.json"
-    if not path.exists():
+    if not (folder / "study.json").exists():
         raise UserError(f"{folder}: there is no study here; run `harness ablate {folder.name}` first")
-    try:
-        document = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not JSON ({error}); run `harness ablate {folder.name}` to write it anew") from error
+    document = read_plan(folder)
     cells = list(_records(folder, document))
     return StudyData(folder, document, _runs(folder, document, cells), _scores(document, cells))
 
 
 def _records(folder: Path, document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], RunRecord | None]]:
     for cell in document["runs"]:
-        path = folder / "runs" / cell["fingerprint"] / "record.json"
-        yield cell, RunRecord.read(path) if path.exists() else None
+        directory = folder / "runs" / cell["fingerprint"]
+        yield cell, RunRecord.of_run(directory) if (directory / "record.json").exists() else None
 
 
 def _runs(folder: Path, document: dict[str, Any], cells: list[tuple[dict[str, Any], RunRecord | None]]) -> pd.DataFrame:

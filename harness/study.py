@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from unicodedata import category
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt, MinLen
@@ -23,7 +24,7 @@ from pydantic import Field, PlainSerializer, model_validator
 from harness.cost import costs_by_length
 from harness.evaluate import GATE
 from harness.machine import commit, environment
-from harness.record import RunRecord, set_aside, write_atomically
+from harness.record import RunRecord, read_plan, set_aside, write_atomically
 from harness.schema import Spec, UserError, is_foreign, is_within, nearest, source_file
 from harness.spec import ModelSpec, RunSpec, TrainSpec
 from tasks.task import Task
@@ -79,6 +80,7 @@ class Ablation(Spec):
 
     @model_validator(mode="after")
     def _sound(self) -> "Ablation":
+        self._check_names()
         if self.baseline not in self.variants:
             raise ValueError(f"baseline = {self.baseline!r} is no variant; {nearest(self.baseline, self.variants)}")
         self._check_references()
@@ -102,6 +104,13 @@ class Ablation(Spec):
         for budget in self.budgets:
             self._differ(budget)
         return self
+
+    def _check_names(self) -> None:
+        """Names stand in tables and lines of text."""
+        for field, names in (("variants", self.variants), ("tasks", self.tasks)):
+            for name in names:
+                if any(category(character) in ("Cc", "Cs", "Zl", "Zp") for character in name):
+                    raise ValueError(f"{field}: {name!r} has a line break or a control character; name it without")
 
     def _check_references(self) -> None:
         """Each comparison has two arms, and every chain of them ends at the baseline."""
@@ -176,7 +185,8 @@ class Ablation(Spec):
             UserError: the ablation has no such budget.
         """
         if name not in self.budgets:
-            raise UserError(f"budget {name!r}: this ablation has no such budget; {nearest(name, self.budgets)}")
+            remedy = f"add it to its budgets or choose one: {nearest(name, self.budgets)}"
+            raise UserError(f"budget {name!r}: this ablation has no such budget; {remedy}")
         return self.budgets[name]
 
 
@@ -355,11 +365,12 @@ def make_plan(
 def survey(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:
     """What the disk holds of a plan: a state for each fingerprint, and notices for people.
 
-    States: a record's status, *partial* (a checkpoint to resume from), *missing*. A corrupt record is set aside and its
-    run counts as missing. Runs whose earlier record no longer fits the spec or the result version are named stale.
+    States: a record's status, *partial* (a checkpoint to resume from), *missing*. A record that is corrupt or another
+    run's is set aside and its run counts as missing. Runs whose earlier record no longer fits the spec or the result
+    version are named stale.
     """
     notices: list[str] = []
-    states = {cell.fingerprint: _state(folder / "runs" / cell.fingerprint, notices) for cell in plan.cells}
+    states = {cell.fingerprint: _state(cell, folder, notices) for cell in plan.cells}
     if (folder / "study.json").exists() and not earlier_plan(folder):
         notices.append(f"{folder / 'study.json'} is corrupt; it is written anew")
     if stale := stale_runs(plan, folder, lambda name: (folder / "runs" / name / "record.json").exists()):
@@ -367,11 +378,12 @@ def survey(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:
     return states, notices
 
 
-def _state(directory: Path, notices: list[str]) -> str:
+def _state(cell: Cell, folder: Path, notices: list[str]) -> str:
+    directory = folder / "runs" / cell.fingerprint
     path = directory / "record.json"
     if path.exists():
         try:
-            return RunRecord.read(path).status
+            return RunRecord.of_run(directory, cell.spec.document()).status
         except UserError:
             notices.append(f"{path} is corrupt; kept as {set_aside(path).name}, the run is done again")
     return "partial" if (directory / "checkpoint.ckpt").exists() else "missing"
@@ -390,10 +402,9 @@ def stale_runs(plan: Plan, folder: Path, recorded: Callable[[str], bool]) -> int
 def earlier_plan(folder: Path) -> dict[str, Any]:
     """The `study.json` of the last plan; empty if there is none or it is corrupt, as it is about to be written anew."""
     try:
-        document = json.loads((folder / "study.json").read_text())
-    except (FileNotFoundError, ValueError):
+        return read_plan(folder)
+    except (FileNotFoundError, UserError):
         return {}
-    return document if isinstance(document, dict) and "runs" in document else {}
 
 
 def write_plan(plan: Plan, folder: Path, invocation: dict[str, str]) -> None:

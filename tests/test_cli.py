@@ -37,6 +37,7 @@ ablation = Ablation(
 )
 '''
 
+FEW = "with 2 seeds no difference can be significant: its comparisons (1) need 6 (--seeds 6)"
 Caller = Callable[..., tuple[int, str, str]]
 
 
@@ -291,6 +292,7 @@ def test_a_second_invocation_finishes_and_a_corrupt_record_is_done_again(study: 
     assert [row["variant"] for row in answer["verdicts"]] == ["sinusoidal", "RoPE"]
     assert "record.json is corrupt; kept as record.json.corrupt" in second["err"]
     assert "4 of 4 runs to do" in second["err"]
+    assert FEW in second["err"]
     assert re.search(r"\[4/4\] copy · \S+ · seed 1: finished, score \d\.\d{3}", second["err"])
     assert len(list(study.glob("results/mine/runs/*/record.json"))) == 4
     assert len(list(study.glob("results/mine/runs/*/record.json.corrupt"))) == 1
@@ -335,7 +337,7 @@ def test_a_plan_without_a_folder_makes_none(call: Caller, tmp_path: Path) -> Non
     code, out, _ = call("ablate", tmp_path / "mine.py", "--plan", "--budget", "smoke", "--results", tmp_path / "new")
     assert code == 0
     assert "4 of 4 runs to do" in out
-    assert "with 2 seeds nothing can be decided: its comparisons (1) need 6 (--seeds 6)" in out
+    assert FEW in out
     assert "unknown" in out
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
 
@@ -349,6 +351,36 @@ def test_status_tells_from_the_records_alone(study: Path, call: Caller) -> None:
     answer = json.loads(out)
     assert answer["running"] is None
     assert answer["comparison"][0]["n_pairs"] == 2
+
+
+def test_status_without_a_name_has_a_line_a_study(study: Path, call: Caller) -> None:
+    (study / "results/broken").mkdir()
+    (study / "results/broken/study.json").write_text("[]")
+    next(study.glob("results/mine/runs/*/record.json")).unlink()
+    with (study / "results/mine/lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, out, _ = call("status", "--results", study / "results")
+    assert code == 0
+    broken, mine = out.splitlines()
+    assert "broken/study.json is corrupt (it plans no runs); run the study again" in broken
+    assert mine.startswith("mine (budget smoke): 3 of 4 runs have ended; it is being run by process ")
+    _, out, _ = call("status", "--results", study / "results", "--json")
+    assert json.loads(out)["studies"]["mine"] == {"budget": "smoke", "runs": 4, "ended": 3, "running": None}
+    assert call("status", "--results", study)[:2] == (0, f"there is no study in {study}\n")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_corrupt_plan_is_said_in_a_sentence(study: Path, call: Caller) -> None:
+    for content in ("[]", "{"):
+        (study / "results/mine/study.json").write_text(content)
+        for command in ("status", "report"):
+            code, _, err = call(command, "mine", "--results", study / "results")
+            assert code == 2
+            assert is_one_sentence(err)
+            assert "mine/study.json is corrupt" in err
+        code, out, _ = call("sync", "--results", study / "results", "--json")
+        assert code == 1
+        assert "study.json is corrupt" in json.loads(out)["failed"]["mine"]
 
 
 def test_status_names_who_runs_a_study(study: Path, call: Caller) -> None:

@@ -32,7 +32,7 @@ def test_the_users_own_file_of_the_docs_plans(tmp_path: Path) -> None:
     (tmp_path / "my_ablation.py").write_text(text)
     command = [sys.executable, "-m", "harness", "ablate", "my_ablation.py", "--plan", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["left"] == 24
+    assert json.loads(done.stdout)["left"] == 28
 
 
 def test_the_users_own_level_task_and_ablation_work_in_the_commands(tmp_path: Path) -> None:

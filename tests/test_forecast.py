@@ -11,7 +11,7 @@ import harness.forecast
 from harness.components.position import RoPE, Sinusoidal
 from harness.cost import training_flops
 from harness.forecast import forecast, training_cost
-from harness.record import RunRecord, Status
+from harness.record import RunRecord, Score, Status
 from harness.schema import UserError
 from harness.spec import ModelSpec, RunSpec
 from harness.study import Ablation, Budget, Cell, Plan, make_plan, write_plan
@@ -40,6 +40,7 @@ def record(folder: Path, cell: Cell, seconds: float, status: Status = "finished"
         fingerprint=cell.fingerprint,
         spec=cell.spec.document(),
         status=status,
+        scores=(Score(length=8, metric="exact_match", value=0.5),),
         ledger={"wall_seconds": seconds, "flops": flops},
     ).write(folder / "runs" / cell.fingerprint / "record.json")
 
@@ -128,11 +129,16 @@ def test_stale_and_corrupt_records_are_named_and_left_alone(tmp_path: Path) -> N
     directory = tmp_path / "runs" / plan.cells[0].fingerprint
     directory.mkdir()
     (directory / "record.json").write_text("{")
+    other = tmp_path / "runs" / plan.cells[1].fingerprint / "record.json"
+    other.parent.mkdir()
+    other.write_text((tmp_path / "runs" / before.cells[1].fingerprint / "record.json").read_text())
     files = sorted(tmp_path.rglob("*"))
     expected = forecast(plan, tmp_path)
     assert expected.left == 4
-    assert [notice.split(";")[0] for notice in expected.notices] == [
-        f"{directory / 'record.json'} is corrupt",
+    assert sorted(notice.split(";")[0] for notice in expected.notices[:2]) == sorted(
+        f"{path} is corrupt" for path in (directory / "record.json", other)
+    )
+    assert [notice.split(";")[0] for notice in expected.notices[2:]] == [
         "4 earlier runs no longer fit their spec or result version and would be done again",
     ]
     assert sorted(tmp_path.rglob("*")) == files

@@ -339,6 +339,7 @@ def test_cost_of_a_runs_spec_and_of_a_models(capsys: pytest.CaptureFixture[str],
         (["{broken}"], "this is not JSON"),
         (["{list}"], "a spec is a JSON object"),
         (["{wrong}"], "num_heads = 3 does not divide d_model = 64; choose 2 or 4"),
+        (["{mine}"], "unknown Position level 'Mine'; "),
         (["width-768", "--length", "513"], "max_length = 512: learned positions cannot take a sequence of 513 tokens"),
         (["modern", "--length", "0"], "'0' is not a whole number from 1 on"),
         (
@@ -352,10 +353,12 @@ def test_bad_requests_get_one_sentence(
     capsys: pytest.CaptureFixture[str], tmp_path: Any, arguments: list[str], words: str
 ) -> None:
     contents = {"broken": "{", "list": "[1]", "wrong": json.dumps({"num_heads": 3})}
+    contents["mine"] = json.dumps({"position": {"kind": "Mine"}})
     for name, content in contents.items():
         (tmp_path / name).write_text(content)
     given = [str(tmp_path / text.strip("{}")) if text.startswith("{") else text for text in arguments]
     code, out, err = call(capsys, *given)
     assert (code, out) == (2, "")
     assert words in err
+    assert ("--load FILE" in err) == ("unknown" in err)
     assert err.count("\n") == 1

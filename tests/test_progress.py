@@ -1,6 +1,7 @@
 """What people see of a running study: the live table, the plain lines, and when which."""
 
 import io
+import math
 import os
 import pty
 import re
@@ -206,6 +207,7 @@ def test_plain_lines_tell_of_ends_deaths_and_verdicts(tmp_path: Path) -> None:
         lines.event(end(tmp_path, cell.fingerprint, 0.5, "finished" if number else "out_of_memory"))
         lines.verdicts(pd.DataFrame({"variant": ["variant 1"], "task": [cell.task], "verdict": ["better"]}))
     lines.event(Died(None, 1, "exited with code 3"))
+    lines.event(Died(plan.cells[-1].fingerprint, 1, "exited with code 3"))
     lines.event(Noted(plan.cells[0].fingerprint, "something was corrupt"))
     said = out.getvalue().splitlines()
     assert said[:2] == ["a notice", "seen: 4 of 4 runs to do (2 variants × 2 tasks × 1 seed, budget quick)"]
@@ -214,8 +216,32 @@ def test_plain_lines_tell_of_ends_deaths_and_verdicts(tmp_path: Path) -> None:
     assert said[4] == "copy is complete. Against original: variant 1 better."
     assert said[7] == "reverse is complete. Against original: variant 1 better."
     assert said[8] == "A worker process is gone and is replaced: it exited with code 3."
-    assert said[9] == "something was corrupt"
-    assert len(said) == 10
+    run = "reverse · variant 1 · seed 0"
+    assert said[9].endswith(f"code 3. Its run, {run}, is taken up again from the last checkpoint.")
+    assert said[10] == "something was corrupt"
+    assert len(said) == 11
+
+
+def test_a_verdict_names_what_it_is_about_where_that_is_not_the_baseline(tmp_path: Path) -> None:
+    variants = {name: {"model.position": RoPE(base=1000.0 + i)} for i, name in enumerate(("RoPE", "low, far", "low"))}
+    ablation = planned().ablation.model_copy(
+        update={
+            "tasks": {"copy": planned().ablation.tasks["copy"]},
+            "baseline": "RoPE",
+            "variants": variants,
+            "against": {"low": "low, far"},
+        }
+    )
+    plan, out = make_plan("seen", ablation, budget="quick", seeds=1, device="cpu"), io.StringIO()
+    lines = PlainLines(tmp_path, progress.console(out))
+    lines.begin(plan, missing(plan), [])
+    for cell in plan.cells:
+        lines.event(end(tmp_path, cell.fingerprint, 0.5))
+    rows = [("low, far", "copy", "worse"), ("low", "copy", "better")]
+    lines.verdicts(pd.DataFrame(rows, columns=["variant", "task", "verdict"]))
+    assert out.getvalue().splitlines()[-1] == (
+        "copy is complete. Against RoPE: “low, far” worse; low (to “low, far”) better."
+    )
 
 
 def test_a_stop_is_noted(tmp_path: Path) -> None:
@@ -309,11 +335,16 @@ def test_times_read_like_a_clock() -> None:
 
 
 def test_the_verdict_table_shows_the_report_s_rows() -> None:
+    none = math.nan
     rows = [
         {"task": "copy", "variant": "original", "score": 0.1, "gate_passed": 2, "gate_of": 2},
         {
             **{"task": "copy", "variant": "RoPE", "score": 0.4, "difference": 0.3, "low": -0.1, "high": 0.7},
-            **{"p_holm": 0.04, "verdict": "better", "gate_passed": 1, "gate_of": 2},
+            **{"p_holm": 0.04, "verdict": "better", "gate_passed": 1, "gate_of": 2, "reference": "original"},
+        },
+        {
+            **{"task": "copy", "variant": "NoPE", "score": 0.9, "difference": 0.5, "low": none, "high": none},
+            **{"verdict": "undecided", "gate_passed": 1, "gate_of": 2, "reference": "RoPE", "bound": "≥"},
         },
     ]
     console = screen(80)
@@ -322,3 +353,4 @@ def test_the_verdict_table_shows_the_report_s_rows() -> None:
     lines = re.sub(r"\x1b\[[0-9;]*m", "", captured.get()).splitlines()
     assert re.search(r"copy +original +0.100 +baseline +2/2", lines[1])
     assert re.search(r"copy +RoPE +0.400 \+0.30 \[−0.10, \+0.70\] +0.040 better +1/2", lines[2])
+    assert re.search(r"copy +NoPE \[RoPE\] +0.900 ≥ \+0.50 +undecided +1/2", lines[3])

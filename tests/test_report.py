@@ -247,7 +247,7 @@ def run_scores(cell: dict[str, Any], status: str, draw: np.random.Generator) -> 
     learns = draw.uniform() > 0.06
     scores = []
     for length in (*range(TRAIN[0], TRAIN[1] + 1), *TEST):
-        inside = 1.0 if learns else max(0.0, 1.1 - length / 12)
+        inside = 1.0 if learns else min(1.0, max(0.0, 1.1 - length / 12))
         value = (
             inside
             if length <= TRAIN[1]
@@ -632,6 +632,13 @@ def test_a_tie_at_the_ceiling_is_bounded_not_called_equal(tmp_path: Path) -> Non
     assert row["failure_bound"] == pytest.approx(1 - 0.05 ** (1 / 8))
     write_report(perfect, tmp_path / "report")
     assert "up to 31% of seeds may still differ" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_seeds_needed_are_the_fewest_that_can_decide_where_nothing_else_is_known(tmp_path: Path) -> None:
+    for seeds, needed in ((3, 6), (6, 10_000)):  # every score is the same
+        data = study_by_hand(tmp_path / str(seeds), ("a", "b"), axes=("model.position",), seeds=seeds).data
+        write_report(data, data.folder)
+        assert f" | ≥ {needed} |" in (data.folder / "report.md").read_text()
 
 
 def test_a_tie_is_no_note_to_a_difference_that_was_shown(tmp_path: Path) -> None:

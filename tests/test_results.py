@@ -141,6 +141,14 @@ def test_a_planned_study_without_any_record_is_empty_not_broken(tmp_path: Path) 
 def test_no_study_and_a_corrupt_one_are_said_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no study here; run `harness ablate"):
         load_study(tmp_path)
-    (tmp_path / "study.json").write_text("{")
-    with pytest.raises(UserError, match="not JSON"):
-        load_study(tmp_path)
+    for content in ("{", "[]"):
+        (tmp_path / "study.json").write_text(content)
+        with pytest.raises(UserError, match=r"study\.json is corrupt"):
+            load_study(tmp_path)
+
+
+def test_a_record_that_is_another_run_s_is_refused_not_averaged(study: Path) -> None:
+    first, second = (study / "runs" / cell.fingerprint / "record.json" for cell in plan().cells[:2])
+    second.write_text(first.read_text())
+    with pytest.raises(UserError, match=f"{second}: this is the record of another run"):
+        load_study(study)

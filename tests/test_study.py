@@ -9,7 +9,7 @@ from small_study import plan, small
 
 from ablations.position import ablation as position
 from harness.components.position import NoPE, RoPE, Sinusoidal
-from harness.record import RunRecord
+from harness.record import RunRecord, Score
 from harness.schema import UserError, fingerprint
 from harness.spec import RunSpec
 from harness.study import Ablation, Budget, counts, make_plan, survey, write_plan
@@ -17,7 +17,9 @@ from tasks import Copy
 
 
 def record(path: Path, cell_fingerprint: str, spec: dict[str, Any]) -> None:
-    RunRecord(fingerprint=cell_fingerprint, spec=spec, status="finished").write(path / cell_fingerprint / "record.json")
+    scores = (Score(length=4, metric="exact_match", value=0.5),)
+    made = RunRecord(fingerprint=cell_fingerprint, spec=spec, status="finished", scores=scores)
+    made.write(path / cell_fingerprint / "record.json")
 
 
 def test_cells_are_task_by_task_seed_by_seed_baseline_first() -> None:
@@ -88,6 +90,8 @@ def against(**changes: Any) -> dict[str, Any]:
         ({"against": {"sinusoidal": "none"}}, "against.sinusoidal: comparisons must lead to the baseline"),
         ({"against": {"none": "none"}}, "against.none: comparisons must lead to the baseline"),
         ({"score": "learning_time"}, "higher_is_better = True does not fit score = 'learning_time'; use False"),
+        ({"variants": {"sinusoidal": {}, "a\nb": {}}}, r"variants: 'a\nb' has a line break or a control character"),
+        ({"tasks": {"co\tpy": Copy()}}, r"tasks: 'co\tpy' has a line break or a control character; name it without"),
         ({"higher_is_better": False}, "higher_is_better = False does not fit score = 'exact_match'; use True"),
     ],
 )
@@ -99,7 +103,7 @@ def test_what_cannot_be_is_refused_with_path_value_and_remedy(changes: dict[str,
 
 
 def test_an_unknown_budget_or_number_of_seeds_is_refused() -> None:
-    with pytest.raises(UserError, match="did you mean 'quick'"):
+    with pytest.raises(UserError, match="add it to its budgets or choose one: did you mean 'quick'"):
         plan(budget="quik")
     with pytest.raises(UserError, match="seeds = 0: choose 1 to 1000"):
         plan(seeds=0)
@@ -146,6 +150,21 @@ def test_a_survey_tells_finished_partial_missing_and_corrupt_apart(tmp_path: Pat
     assert len(notices) == 1
     assert "is corrupt; kept as record.json.corrupt" in notices[0]
     assert (runs / cells[1].fingerprint / "record.json.corrupt").read_text() == "no record"
+
+
+def test_a_record_of_another_run_or_spec_is_set_aside_like_a_corrupt_one(tmp_path: Path) -> None:
+    one, two, three = plan().cells[:3]
+    record(tmp_path / "runs", one.fingerprint, one.spec.document())
+    record(tmp_path / "runs", two.fingerprint, two.spec.replace("model.d_model", 32).document())
+    copy = tmp_path / "runs" / three.fingerprint / "record.json"
+    copy.parent.mkdir()
+    copy.write_text((tmp_path / "runs" / one.fingerprint / "record.json").read_text())
+    states, notices = survey(plan(), tmp_path)
+    assert counts(states) == {"finished": 1, "missing": 17}
+    assert [notice.split(";")[0] for notice in notices] == [
+        f"{tmp_path / 'runs' / cell.fingerprint / 'record.json'} is corrupt" for cell in (two, three)
+    ]
+    assert copy.with_name("record.json.corrupt").exists()
 
 
 def test_runs_that_no_longer_fit_are_named_stale_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ from harness.report.wording import (
 )
 from harness.results import IN_DISTRIBUTION, LEARNING_TIME
 from harness.schema import flatten, is_within, quoted
-from harness.stats import fewest_seeds
+from harness.stats import MOST_SEEDS, fewest_seeds
 
 SYMBOLS = {"better": "▲", "worse": "▼", "equivalent": "=", "undecided": "?"}
 LABELS = {
@@ -271,12 +271,15 @@ def _verdict_row(found: Findings, row: dict[Any, Any]) -> list[Cell]:
         Cell(str(row["seeds"])),
         Cell(f"{row['gate_passed']} of {row['gate_of']}", "marked" if row["gate_passed"] < row["gate_of"] else ""),
         Cell(decimal(row["gated_score"])),
-        Cell(_needed(row["seeds_needed"]) if open_ else ABSENT),
+        Cell(_needed(row, fewest_seeds(len(found.compared))) if open_ else ABSENT),
     ]
 
 
-def _needed(seeds: Any) -> str:
-    return "≥ 10000" if seeds >= 10_000 else f"{int(seeds)}"
+def _needed(row: dict[Any, Any], fewest: int) -> str:
+    """How many seeds would decide it; where nothing is known of that, the fewest that can, if there are less."""
+    if row["seeds_needed"] < MOST_SEEDS:
+        return f"{int(row['seeds_needed'])}"
+    return f"≥ {fewest if row['seeds'] < fewest else MOST_SEEDS}"
 
 
 def _unequal_costs(found: Findings) -> dict[tuple[str, str], str]:

@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.record import RunRecord, read_curves, set_aside
+from harness.record import RunRecord, read_curves, read_plan, set_aside
 from harness.schema import UserError
 from harness.tracking import received as ledger
 from harness.tracking.content import NOTE, STATUSES, study_tags, study_text
@@ -63,7 +63,7 @@ class RunFolder:
     def record(self) -> RunRecord | None:
         """The outcome, None while there is none; a corrupt one counts as none, the study sets it aside."""
         try:
-            return RunRecord.read(self.path / "record.json")
+            return RunRecord.of_run(self.path)
         except (FileNotFoundError, UserError):
             return None
 
@@ -130,13 +130,10 @@ class StudyFolder:
         Raises:
             UserError: it is corrupt.
         """
-        path = self.path / "study.json"
         try:
-            return dict(json.loads(path.read_text()))
+            return read_plan(self.path)
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{path} is corrupt ({error}); run the study again, finished runs are kept") from error
 
     @property
     def budget(self) -> str:
