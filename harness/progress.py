@@ -429,7 +429,8 @@ def verdict_table(verdicts: "pd.DataFrame") -> Table:
         other = "" if verdict == "baseline" or row["reference"] in baselines else f" [{row['reference']}]"
         known = not math.isnan(row["low"])
         low, high = _decimal(row["low"], 2, "+"), _decimal(row["high"], 2, "+")
-        bound = f"{row['bound']} " if isinstance(row["bound"], str) else ""
+        found = row.get("bound")  # reports of before December 2026 lack it
+        bound = f"{found} " if isinstance(found, str) else ""
         rows.append(
             [
                 str(row["task"]),

@@ -354,3 +354,6 @@ def test_the_verdict_table_shows_the_report_s_rows() -> None:
     assert re.search(r"copy +original +0.100 +baseline +2/2", lines[1])
     assert re.search(r"copy +RoPE +0.400 \+0.30 \[−0.10, \+0.70\] +0.040 better +1/2", lines[2])
     assert re.search(r"copy +NoPE \[RoPE\] +0.900 ≥ \+0.50 +undecided +1/2", lines[3])
+    with console.capture() as captured:
+        console.print(verdict_table(pd.DataFrame(rows).drop(columns="bound")))  # of a report that is a version older
+    assert "0.900 +0.50" in re.sub(r"\x1b\[[0-9;]*m", "", captured.get())
