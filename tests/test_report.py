@@ -17,6 +17,8 @@ import pytest
 from hand_made import study as study_by_hand
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.lines import Line2D
 
 import harness.report
 from harness.record import RunRecord, Score
@@ -25,6 +27,7 @@ from harness.report.blocks import Cell, Table
 from harness.report.chapters.chapter import Chapter
 from harness.report.index import answers, as_markdown
 from harness.report.inside import block, changes, maps_across, similarity
+from harness.report.look import drawing, legend, panels
 from harness.report.tables import (
     bounds,
     by_length,
@@ -855,6 +858,17 @@ def test_names_of_users_are_shown_and_never_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("coarse")
+def test_a_long_legend_makes_the_figure_grow_and_not_its_panels_shrink() -> None:
+    heights = []
+    for entries in (3, 24):
+        with drawing():
+            figure, (ax,) = panels(1)
+            legend(figure, [Line2D([], [], label=f"a variant with a long name, {n}") for n in range(entries)])
+            FigureCanvasAgg(figure).draw()
+            heights.append(ax.get_position().height * figure.get_figheight())
+    assert heights[1] > 0.9 * heights[0]
+
+
 def test_figures_leave_matplotlib_as_it_was_and_need_no_pyplot(tmp_path: Path) -> None:
     import matplotlib
     from matplotlib._pylab_helpers import Gcf

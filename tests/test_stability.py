@@ -286,7 +286,9 @@ def test_the_page_names_the_largest_stable_rate_of_each_configuration(tmp_path: 
 
 
 def test_its_clause_counts_runs_and_names_the_largest_rate_that_was_learned(tmp_path: Path) -> None:
-    assert seen(CHAPTER, found(write_study(tmp_path / "s", two_norms()))) == "of 8 runs 1 diverged and 1 spiked"
+    assert seen(CHAPTER, found(write_study(tmp_path / "s", two_norms()))) == (
+        "of 8 runs 1 diverged, 1 spiked and 1 did not train"
+    )
     calm = {key: fate for key, fate in two_norms().items() if key[0] == "Pre-LN"}
     assert seen(CHAPTER, found(write_study(tmp_path / "calm", calm))) == "of 4 runs none diverged or spiked"
     runs, differences = ladder((0.001, 0.004), 3, limits={"PreNorm": 1.0, "PostNorm": 0.001, "RMS": 0.0})

@@ -17,6 +17,7 @@ from matplotlib.patches import Patch
 COLUMN = 3.5  # inches: one column of a two-column paper
 PAGE = 7.1  # both columns
 KEY, LETTER = 0.5, 0.06  # inches: a legend's line with the gaps beside it, a letter of its text
+LINE, LINES = 0.17, 3  # inches of a legend's line of entries; as many lines as a figure has room for from the start
 INK, MUTED, FAINT = "#1a1a1a", "#6b6b6b", "#e9ecef"
 
 RC: dict[str, Any] = {
@@ -110,15 +111,20 @@ def panels(count: int, height: float = 2.5, *, share_y: bool = True) -> tuple[Fi
 
 
 def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int | None = None) -> None:
-    """One legend under all panels, in no more columns than the figure holds of its longest label."""
+    """One legend under all panels, in no more columns than the figure holds of its longest label; the figure grows
+    with it, so that many entries do not press the panels flat.
+    """
     wide = figure.get_figwidth() > COLUMN * 1.5
     columns = columns if wide or columns is None else min(columns, 2)
     longest = max((len(str(handle.get_label())) for handle in handles), default=0)
     room = max(1, int(figure.get_figwidth() / (KEY + LETTER * longest)))
+    columns = min(room, columns or min(len(handles), 6 if wide else 3))
+    lines = -(-len(handles) // max(1, columns))
+    figure.set_figheight(figure.get_figheight() + LINE * max(0, lines - LINES))
     figure.legend(
         handles=list(handles),
         loc="outside lower center",
-        ncols=min(room, columns or min(len(handles), 6 if wide else 3)),
+        ncols=columns,
         handlelength=2.6,
         columnspacing=1.3,
     )

@@ -334,12 +334,14 @@ def _tasks(found: Findings, table: pd.DataFrame) -> list[str]:
 
 
 def seen(found: Findings, table: pd.DataFrame) -> str:
-    """How many runs diverged or spiked, and where rates were tried the largest that every seed learned at."""
+    """How many runs diverged, spiked or did not train, and the largest rate that every seed learned at, of several."""
     lost = table["diverged"].astype(bool)
     spiked = (table["spikes"] > 0) & ~lost
+    idle = ~table["trained"].astype(bool) & ~lost & ~spiked
     counts = [f"{n} {what}" for n, what in ((lost.sum(), "diverged"), (spiked.sum(), "spiked")) if n]
-    of = f"of {counted(len(table), 'run')}"
-    parts = [f"{of} {listed(counts)}" if counts else f"{of} none diverged or spiked"]
+    counts = counts or ["none diverged or spiked"]
+    counts += [f"{idle.sum()} did not train"] if idle.any() else []
+    parts = [f"of {counted(len(table), 'run')} {listed(counts)}"]
     groups = swept(found.document)
     if 0 < len(groups) <= NAMED:
         runs = _at_rates(found, table)
