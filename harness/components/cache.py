@@ -73,21 +73,31 @@ class WindowCache(TokenCache):
         return self.held
 
     def extend(self, *new: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Put the new ones behind the others, then forget those that have left the window."""
+        """Put the new ones behind those that they see, then forget those that have left the window."""
         begin, self.length = self.length, self.length + new[0].shape[-2]
-        numbers = torch.cat([self.numbers.to(new[0].device), torch.arange(begin, self.length, device=new[0].device)])
-        seen = tuple(torch.cat(pair, dim=-2) for pair in zip(self.held, new, strict=True)) if self.held else new
+        added = torch.arange(begin, self.length, device=new[0].device)
+        numbers = torch.cat([*self._seen(self.numbers.to(added.device), dim=0), added])
+        pairs = zip(self.held, new, strict=True)
+        seen = tuple(torch.cat([*self._seen(old, dim=-2), x], dim=-2) for old, x in pairs) if self.held else new
         self.held, self.numbers = tuple(self._kept(x, dim=-2) for x in seen), self._kept(numbers, dim=0)
         return seen, numbers
 
+    def _seen(self, held: Tensor, dim: int) -> list[Tensor]:
+        """What the next token sees of those held, which are then copied once a token and not twice."""
+        return self._ends(held, dim, self.window - 1)
+
     def _kept(self, seen: Tensor, dim: int) -> Tensor:
-        count = seen.shape[dim]
-        if count <= self.num_first + self.window:
+        """Those to hold; a copy where there are others, so that a long prompt does not stay in memory."""
+        if seen.shape[dim] <= self.num_first + self.window:
             return seen
-        last = seen.narrow(dim, count - self.window, self.window)
-        if not self.num_first:
-            return last  # without a copy: this is done at every token
-        return torch.cat([seen.narrow(dim, 0, self.num_first), last], dim=dim)
+        return torch.cat(self._ends(seen, dim, self.window), dim=dim)
+
+    def _ends(self, tokens: Tensor, dim: int, last: int) -> list[Tensor]:
+        count = tokens.shape[dim]
+        if count <= self.num_first + last:
+            return [tokens]
+        first = [tokens.narrow(dim, 0, self.num_first)] if self.num_first else []
+        return [*first, tokens.narrow(dim, count - last, last)]
 
 
 class StateCache(LayerCache):
