@@ -227,7 +227,7 @@ def model_named(name: str, vocab_size: int | None) -> tuple[str, ModelSpec, int,
         if "task" in document:
             run = RunSpec.parse(document)
             return str(file), run.model, vocab_size or run.task.vocab_size, run.train
-        return str(file), ModelSpec.parse(document), vocab_size or 32_000, TrainSpec()
+        return str(file), ModelSpec.parse(document), vocab_size or 32_000, AS_USUAL
     except UserError as error:
         hint = " (levels and tasks of your own file: --load FILE)" * ("unknown " in str(error))
         raise UserError(f"{file}: {error}{hint}") from error

@@ -80,8 +80,8 @@ class StudyData:
     @cached_property
     def records(self) -> list[tuple[tuple[str, str, int], RunRecord]]:
         """The record of every run that has ended, with the run's variant, task and seed."""
-        ended = [(cell, path) for cell, path in self._directories() if (path / "record.json").exists()]
-        return [(cell, RunRecord.of_run(path)) for cell, path in ended]
+        found = _records(self.folder, self.document)
+        return [((cell["variant"], cell["task"], cell["seed"]), record) for cell, record in found if record]
 
     @property
     def environment(self) -> dict[str, str]:

@@ -88,9 +88,8 @@ class WindowCache(TokenCache):
 
     def _kept(self, seen: Tensor, dim: int) -> Tensor:
         """Those to hold; a copy where there are others, so that a long prompt does not stay in memory."""
-        if seen.shape[dim] <= self.num_first + self.window:
-            return seen
-        return torch.cat(self._ends(seen, dim, self.window), dim=dim)
+        parts = self._ends(seen, dim, self.window)
+        return seen if parts[0] is seen else torch.cat(parts, dim=dim)
 
     def _ends(self, tokens: Tensor, dim: int, last: int) -> list[Tensor]:
         count = tokens.shape[dim]
