@@ -17,7 +17,7 @@ ASPECTS = ("parameters", "outputs", "loss", "data", "schedule", "updates", "eval
 STEPS = 3  # of training: what adaptive moments do shows at the second
 
 # What else may differ where a field declares what it changes; all the rest must be the same to the bit.
-FOLLOWERS = {
+FOLLOWERS: dict[str, set[str]] = {
     "parameters": {"outputs", "evaluation", "loss", "updates"},
     "outputs": {"parameters", "evaluation", "loss", "updates"},
     "loss": {"updates"},
@@ -27,6 +27,8 @@ FOLLOWERS = {
     "evaluation": {"outputs"},
     "hardware": {"outputs", "evaluation", "loss", "updates"},
 }
+UNDECLARED = "anything"  # as a field of a user's level may leave it
+FOLLOWERS[UNDECLARED] = set(ASPECTS)
 # These act only once something has happened: a gradient was long, an expert full.
 CONDITIONAL = ("train.gradient_clip", "train.eval_every", "train.eval_samples", "model.feedforward.capacity")
 
@@ -55,17 +57,16 @@ def _listed(declared: dict[str, str]) -> str:
 
 
 def differing(one: Spec, other: Spec, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The paths at which two specs of one class differ, each with what its field declares to change."""
+    """The paths at which two specs of one class differ, each with what its field declares to change, if it does."""
     for name, field in type(one).model_fields.items():
         values = getattr(one, name), getattr(other, name)
         if values[0] == values[1]:
             continue
-        markers = [marker.what for marker in field.metadata if isinstance(marker, Changes)]
-        if type(values[0]) is type(values[1]) and isinstance(values[0], Spec) and type(values[0]).model_fields:
-            inner = list(differing(values[0], values[1], f"{prefix}{name}."))
-            yield from inner
-        elif markers:
-            yield prefix + name, markers[0]
+        if isinstance(values[0], Spec) and type(values[0]) is type(values[1]):
+            yield from differing(*values, f"{prefix}{name}.")
+        else:
+            markers = (marker.what for marker in field.metadata if isinstance(marker, Changes))
+            yield prefix + name, next(markers, UNDECLARED)
 
 
 @lru_cache(maxsize=4)

@@ -70,6 +70,21 @@ def test_a_change_that_is_not_declared_is_told() -> None:
     assert "outputs differ, which model.position.factor must not change" in found
 
 
+def test_a_user_s_field_may_declare_nothing() -> None:
+    class Quiet(NoPE):
+        """Scales, and does not say so."""
+
+        factor: float = 1.0
+
+        def build(self, shape: object) -> PositionEncoding:
+            encoding = PositionEncoding()
+            encoding.add = lambda embeddings, positions: self.factor * embeddings  # type: ignore[method-assign]
+            return encoding
+
+    quiet = RUN.replace("model.position", Quiet())
+    assert impurities(quiet, quiet.replace("model.position.factor", 2.0)) == []
+
+
 def test_paths_that_differ_have_their_declarations() -> None:
     other = RUN.replaced({"model.feedforward": MoE(), "train.schedule.warmup": 0.5, "train.batch_size": 8})
     assert dict(differing(RUN, other)) == {
