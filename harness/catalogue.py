@@ -212,6 +212,20 @@ def model_named(name: str, vocab_size: int | None) -> tuple[str, ModelSpec, int,
     """
     if name in PRESETS:
         return name, PRESETS[name].model, vocab_size or PRESETS[name].vocab_size, PRESETS[name].train
+    spec = spec_named(name)
+    if isinstance(spec, RunSpec):
+        return name, spec.model, vocab_size or spec.task.vocab_size, spec.train
+    return name, spec, vocab_size or 32_000, AS_USUAL
+
+
+def spec_named(name: str) -> ModelSpec | RunSpec:
+    """The model of a preset, or the spec that a file holds as JSON.
+
+    Raises:
+        UserError: neither a preset nor such a file.
+    """
+    if name in PRESETS:
+        return PRESETS[name].model
     file = Path(name).expanduser()
     if not file.is_file():
         raise UserError(f"{name!r} is neither a preset nor a file; {nearest(name, PRESETS)}")
@@ -224,10 +238,7 @@ def model_named(name: str, vocab_size: int | None) -> tuple[str, ModelSpec, int,
     if not isinstance(document, dict):
         raise UserError(f"{file}: a spec is a JSON object; name a preset or the spec.json of a run")
     try:
-        if "task" in document:
-            run = RunSpec.parse(document)
-            return str(file), run.model, vocab_size or run.task.vocab_size, run.train
-        return str(file), ModelSpec.parse(document), vocab_size or 32_000, AS_USUAL
+        return RunSpec.parse(document) if "task" in document else ModelSpec.parse(document)
     except UserError as error:
         hint = " (levels and tasks of your own file: --load FILE)" * ("unknown " in str(error))
         raise UserError(f"{file}: {error}{hint}") from error

@@ -9,6 +9,7 @@ argparse instead of typer: a usage error is one sentence of ours, and `--help` c
 """
 
 import argparse
+import errno
 import json
 import math
 import os
@@ -24,9 +25,11 @@ from harness.commands import Answer
 from harness.schema import UserError, nearest
 
 REFUSED, BUG, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)  # the machine's, not ours
 
-EPILOG = """exit codes: 0 done; 1 the study finished with failed runs (doctor: something does not work; sync: something
-could not be delivered); 2 a mistake in the request, said in one sentence; 130 interrupted, state saved; 70 a bug."""
+EPILOG = """exit codes: 0 done; 1 the study finished with failed runs (diagnose, doctor: something is wrong; sync:
+something was not delivered); 2 a mistake in the request, said in one sentence; 130 interrupted, state saved; 70 a
+bug."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,6 +60,11 @@ def attempt(given: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in UNWRITABLE:
+            where, what = error.filename or "the disk", str(error.strerror).lower()
+            return _complain(
+                f"{where}: {what}; mend that and run it again, what was recorded is kept", REFUSED, as_json
+            )
         import traceback
 
         traceback.print_exc()
@@ -157,7 +165,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     _add_name(command("status", commands.status, "Show what is done of a study, or of all."), nargs="?")
     one = command("list", commands.catalogue, "Show what there is, with papers, fields and defaults.")
-    parts = ("components", "tasks", "ablations", "presets", "answers")
+    parts = ("components", "tasks", "ablations", "presets", "probes", "answers")
     one.add_argument(
         "what", nargs="?", choices=parts, help=f"only {', '.join(parts[:-1])} or {parts[-1]}", metavar="PART"
     )
@@ -173,6 +181,13 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     one.add_argument(
         "--number", choices=("fp32", "bf16", "fp16"), default="fp16", help="of scores and caches; default: fp16"
     )
+    _add_load(one)
+    one = command("diagnose", commands.diagnose, "Name what is wrong with a spec's model, or with a run's.")
+    one.add_argument(
+        "run_name", metavar="RUN", nargs="?", help="a fingerprint, an MLflow run id, or a run's folder or checkpoint"
+    )
+    one.add_argument("--spec", metavar="SPEC_OR_PRESET", help="its untrained model, instead of a run")
+    one.add_argument("--overfit", action="store_true", help="also try to learn one batch (200 steps)")
     _add_load(one)
     one = command("doctor", commands.doctor, "Show what works on this machine and what does not.")
     _add_tracking(one)

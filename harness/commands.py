@@ -302,10 +302,14 @@ def _load_files(options: "Namespace") -> None:
 
 
 def catalogue(options: "Namespace") -> Answer:
-    """What there is: components, tasks, ablations, presets or one of them; or the answers that are published."""
+    """What there is: components, tasks, ablations, presets or one of them; or the answers that are published, or the
+    probes of `diagnose`.
+    """
     _load_files(options)
     if options.what == "answers":
         return _answers(options.results / "reference")
+    if options.what == "probes":
+        return _probes()
     with importing():
         from harness.catalogue import document
 
@@ -319,6 +323,18 @@ def _answers(reference: Path) -> Answer:
 
     found = answers(reference)
     return Answer({"answers": [asdict(each) for each in found]}, lambda: _say(as_markdown(found)))
+
+
+def _probes() -> Answer:
+    """The catalogue of what `diagnose` looks for."""
+    with importing():
+        from harness.diagnostics import PROBES
+
+    def show() -> None:
+        for probe in PROBES:
+            _say("", *probe.lines())
+
+    return Answer({"probes": [probe.document() for probe in PROBES]}, show)
 
 
 def _show_catalogue(found: dict[str, Any]) -> None:
@@ -421,6 +437,37 @@ def _bytes(count: float) -> str:
             return f"{count:.4g} {unit}"
         count /= 1024
     return f"{count:,.4g} TiB"
+
+
+def diagnose(options: "Namespace") -> Answer:
+    """What probes find in the untrained model of a spec, or in that of a run."""
+    with importing():
+        from harness.diagnosis import of_run, of_spec
+        from harness.diagnostics import examine
+
+    if (options.run_name is None) == (options.spec is None):
+        raise UserError("name a run, or a preset or file with --spec; `harness diagnose --help` says more")
+    _load_files(options)
+    found = of_spec(options.spec) if options.spec is not None else of_run(options.run_name, options.results)
+    findings = examine(found.subject, dear=options.overfit)
+    alarms = [finding for finding in findings if finding.alarms]
+    document = {
+        "model": found.name,
+        "outcome": found.outcome,
+        "diagnosis": alarms[0].probe.name if alarms else None,
+        "findings": [finding.document() for finding in findings],
+    }
+
+    def show() -> None:
+        _say(f"{found.name}{f' ({found.outcome})' if found.outcome else ''}")
+        for finding in alarms:
+            _say(*finding.lines())
+        looked = sum(finding.measured for finding in findings)
+        seconds = sum(finding.seconds for finding in findings)
+        said = f"{len(alarms)} of them alarm" if alarms else "none of them alarms"
+        _say(f"{looked} probes looked at it, {said}; {len(findings) - looked} do not apply ({seconds:.1f} s)")
+
+    return Answer(document, show, INCOMPLETE if alarms else DONE)
 
 
 def doctor(options: "Namespace") -> Answer:

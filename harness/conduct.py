@@ -20,7 +20,7 @@ import torch
 from harness.engine import Ended, Event, Job, LocalEngine, heeded_signals
 from harness.locks import holder, signed
 from harness.results import ENDED, load_study
-from harness.schema import UserError, shown
+from harness.schema import UserError, quoted, shown
 from harness.stats import fewest_seeds
 from harness.study import PILOT_SEED, Ablation, Device, Plan, earlier_plan, make_plan, name_store, survey, write_plan
 
@@ -128,6 +128,7 @@ def run_study(
             if mirror.pending():
                 finish(mirror, "FINISHED", signals)
             return Outcome(folder, dict(Counter(states.values())), signals.came, unchanged=True)
+        check_comparisons(plan)
         write_plan(plan, folder, {"command": command, "tracking_uri": store})
         todo = [
             Job(cell.fingerprint, cell.spec.model_dump_json(), folder / "runs" / cell.fingerprint, sources)
@@ -136,6 +137,21 @@ def run_study(
         ]
         mirrored(mirror, todo, resolve_jobs(jobs, plan.device), display, folder, signals)
         return Outcome(folder, dict(Counter(survey(plan, folder)[0].values())), signals.came)
+
+
+def check_comparisons(plan: Plan) -> None:
+    """Raise `UserError` where a variant computes nothing else than what it is compared with, or where something differs
+    that its fields do not declare to change. What cannot be computed at all fails as a run, which is a result.
+    """
+    from harness.diagnostics.purity import impurities  # Lightning: a finished study should not wait for it
+
+    for task, variant, reference in plan.comparisons():
+        try:
+            wrong = impurities(plan.first(reference, task), plan.first(variant, task))
+        except Exception:  # of a user's level, anything
+            continue
+        if wrong:
+            raise UserError(f"variants.{variant}: compared with {quoted(reference)} on {task}, {wrong[0]}; mend it")
 
 
 def undecidable(plan: Plan) -> list[str]:

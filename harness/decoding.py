@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from harness.schema import UserError
+from harness.schema import UserError, shown
 from harness.transformer import Transformer
 
 Model = Callable[..., Tensor]  # token ids (B, T), and with an encoder its source (B, S), to logits (B, T, V)
@@ -30,12 +30,14 @@ def greedy(model: Model, prompt: Tensor, count: int, *, source: Tensor | None = 
     """
     if isinstance(model, Transformer) and not model.causal:
         raise UserError("an encoder predicts all tokens at once; decode with DecoderOnly() or EncoderDecoder()")
+    if not isinstance(prompt, Tensor) or prompt.is_floating_point():
+        raise UserError(f"prompt = {shown(prompt)}: give token ids (B, T) as a tensor of whole numbers")
     if prompt.dim() != 2 or not prompt.shape[1]:
         raise UserError(
             f"prompt has the shape {tuple(prompt.shape)}: give token ids (B, T) with something to read, e.g. BOS"
         )
-    if count < 0:
-        raise UserError(f"count = {count}: ask for 0 tokens or more")
+    if not isinstance(count, int) or count < 0:
+        raise UserError(f"count = {shown(count)}: ask for 0 tokens or more, a whole number")
     cache = cast(Transformer, model).cache(prompt.shape[1] + count - 1) if cached else None
     sequence = new = prompt
     for _ in range(count):

@@ -17,7 +17,7 @@ from harness.schema import UserError
 Status = Literal["finished", "diverged", "out_of_memory", "failed"]
 Mark = Literal["", "unsupported", "diverged", "seen"]
 
-REMEDY = "remove it and run the study again"
+REMEDY = "run the study again, which sets it aside and does that run anew"
 
 
 class Score(BaseModel):
@@ -114,6 +114,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             file.write(data)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk does not say where
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -178,7 +178,7 @@ def _runs(folder: Path, document: dict[str, Any], cells: list[tuple[dict[str, An
         row |= {"status": "partial" if (directory / "curves.jsonl").exists() else "missing", "cause": ""}
         if record:
             row |= {"status": record.status, "cause": record.cause}
-        row |= {"fingerprint": cell["fingerprint"], "mlflow_run_id": _run_id(directory)}
+        row |= {"fingerprint": cell["fingerprint"], "mlflow_run_id": run_id(directory)}
         row["commit"] = record.environment.get("commit", "") if record else ""
         rows.append({**row, **(record.final if record else {}), **(record.ledger if record else {})})
     return pd.DataFrame(rows)
@@ -191,7 +191,7 @@ def _by_count(values: Counter[str]) -> str:
     return ", ".join(f"{value or 'unknown'} ({count} run{'s' * (count != 1)})" for value, count in values.items())
 
 
-def _run_id(directory: Path) -> str:
+def run_id(directory: Path) -> str:
     """The tracking run of a run, as `tracking` noted it beside the run; empty where nothing was delivered yet."""
     path = directory / "mirror.json"
     try:

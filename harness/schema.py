@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 else:
     _ModelMetaclass = type(BaseModel)
 
-STAYS = "a spec stays as it is; `spec.replace({!r}, …)` is a changed copy"
+STAYS = "a spec stays as it is; `spec.replace(path, value)` is a changed copy"
 
 # Packages whose outputs are versioned by `result_version`; any other source is identified by its text.
 OWN_PACKAGES = ("harness", "tasks", "ablations")
@@ -120,10 +120,12 @@ class Spec(BaseModel, metaclass=_Refusing):
         return {name: _tuples(inner) for name, inner in value.items()}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise UserError(f"{name} = {shown(value)}: {STAYS.format(name)}")
+        self.at(name)
+        raise UserError(f"{name} = {shown(value)}: {STAYS}")
 
     def __delattr__(self, name: str) -> None:
-        raise UserError(f"del {name}: {STAYS.format(name)}")
+        self.at(name)
+        raise UserError(f"del {name}: {STAYS}")
 
     def document(self) -> dict[str, Any]:
         """The spec as plain JSON data; `type(spec).parse(spec.document()) == spec`."""
@@ -171,6 +173,7 @@ class Spec(BaseModel, metaclass=_Refusing):
             if not isinstance(inner, dict):
                 raise UserError(f"{path}: there is nothing to change inside of a value")
             inner[name] = _plain(value)
+            _check_data(path, inner[name])
         return type(self).parse(document)
 
     def at(self, path: str) -> Any:
@@ -275,6 +278,16 @@ def _tuples(value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     return value.document() if isinstance(value, Spec) else value
+
+
+def _check_data(path: str, value: Any) -> None:
+    """Raise `UserError` for what no document can hold."""
+    try:
+        json.dumps(value)
+    except TypeError as error:
+        if isinstance(value, type):
+            raise UserError(f"{path} = {value.__name__}: this is a class; write {value.__name__}()") from error
+        raise UserError(f"{path} = {shown(value)}: a spec holds numbers, text and levels; give one of them") from error
 
 
 def _example(cls: type[Level]) -> str:

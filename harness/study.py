@@ -9,7 +9,7 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -240,6 +240,16 @@ class Plan:
     def variants(self) -> list[str]:
         """Names of the variants, the baseline's first."""
         return sorted(self.ablation.variants, key=lambda name: name != self.ablation.baseline)
+
+    def comparisons(self) -> Iterator[tuple[str, str, str]]:
+        """Each (task, variant, what the variant is compared with)."""
+        for task in self.ablation.tasks:
+            for variant in self.variants[1:]:
+                yield task, variant, self.ablation.against.get(variant, self.ablation.baseline)
+
+    def first(self, variant: str, task: str) -> RunSpec:
+        """The run of a variant with the first seed."""
+        return self._spec(variant, task, self.seeds[0])
 
     def _spec(self, variant: str, task: str, seed: int) -> RunSpec:
         first = self._seedless[variant, task]

@@ -39,10 +39,11 @@ class BlockCache:
 
 @dataclass
 class Cache:
-    """What a model keeps of the `length` tokens that it has read; made by `Transformer.cache`."""
+    """What a model keeps of `length` tokens of so many `sequences` that it has read; made by `Transformer.cache`."""
 
     blocks: list[BlockCache]
     length: int = 0
+    sequences: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -177,7 +178,7 @@ class Stack(nn.Module):
             if routing is not None:
                 routings.append(routing)
         if cache:
-            cache.length += queries.shape[0]
+            cache.length, cache.sequences = cache.length + queries.shape[0], embeddings.shape[0]
         return x if self.final_norm is None else self.final_norm(x, reading.real), routings
 
 
@@ -273,9 +274,14 @@ class Transformer(Stack):
         Raises:
             UnsupportedLength: the positions cannot take so many tokens.
             UserError: `real` or `source_real` does not mark its tokens; there is an encoder without a source, or the
-                reverse; in evaluation mode, a causal stack's padding stands before a token.
+                reverse; sources or a cache are of another number of sequences; a cache is full; in evaluation mode, a
+                causal stack's padding stands before a token.
         """
         self._check(tokens, source, real, source_real)
+        others = {"source": source.shape[0] if source is not None else 0, "cache": cache.sequences if cache else 0}
+        for name, count in others.items():
+            if count not in (0, tokens.shape[0]):
+                raise UserError(f"{name} is of {count} sequences, tokens are of {tokens.shape[0]}; give one for each")
         memory: Tensor | None = None
         routings: list[Routing] = []
         if self.encoder is not None and (cache is None or cache.length == 0):
@@ -323,8 +329,10 @@ def build_model(spec: "ModelSpec", vocab_size: int, *, seed: int) -> Transformer
     """The Transformer of a spec, each parameter drawn from (seed, its name).
 
     Raises:
-        UserError: `spec` is no ModelSpec.
+        UserError: `spec` is no ModelSpec, or there is no word.
     """
+    if vocab_size < 1:
+        raise UserError(f"vocab_size = {vocab_size}: a model has one word or more; give `task.vocab_size`")
     if not hasattr(spec, "architecture"):  # ModelSpec itself is not known here
         raise UserError(
             f"build_model takes a ModelSpec, not {shown(spec)}; give ModelSpec(…), or the `model` of a RunSpec"

@@ -128,6 +128,16 @@ FILES = {
         '"RoPE": {"model.position.bsae": 3.0}',
         "did you mean 'base'?",
     ),
+    "class in place of a level": (
+        '"RoPE": {"model.position": RoPE()}',
+        '"RoPE": {"model.position": RoPE}',
+        "variants.RoPE: model.position = RoPE: this is a class; write RoPE()",
+    ),
+    "function in place of a value": (
+        '"RoPE": {"model.position": RoPE()}',
+        '"RoPE": {"model.position": print}',
+        "a spec holds numbers, text and levels; give one of them",
+    ),
     "unknown baseline": ('baseline="sinusoidal"', 'baseline="sinusoid"', "did you mean 'sinusoidal'?"),
     "heads that do not divide the width": ("num_heads=2", "num_heads=3", "num_heads = 3 does not divide d_model = 16"),
     "impossible combination": ("d_model=16", "d_model=6", "RoPE needs an even number"),
@@ -156,6 +166,18 @@ def test_results_that_cannot_be_written_are_refused(call: Caller, tmp_path: Path
         assert code == 2
         assert str(tmp_path / "file" / "results") in err
         assert "Traceback" not in err
+
+
+def test_a_full_disk_is_said_in_a_sentence(study: Path) -> None:
+    """A limit on the size of a file is what a test can set of a disk."""
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
+        f"from harness.cli import main; sys.exit(main(['report', 'mine', '--results', {str(study / 'results')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 2, done.stderr
+    assert is_one_sentence(done.stderr)
+    assert "file too large; mend that and run it again, what was recorded is kept" in done.stderr
 
 
 def test_a_real_process_refuses_in_one_line_too(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Greedy decoding: the same tokens whether each is read once or everything anew at every step."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -139,7 +141,7 @@ def test_a_cache_that_is_full_says_so(attention: Attention) -> None:
     model = decoder(BASE.replace("attention", attention))
     cache = model.cache(5)
     model(words(1, 4), cache=cache)
-    with pytest.raises(AssertionError, match="a cache of 5 tokens is full"):
+    with pytest.raises(UserError, match="capacity = 5: a cache has no room for 6 tokens"):
         model(words(1, 2), cache=cache)
 
 
@@ -186,6 +188,23 @@ def test_an_encoder_does_not_decode() -> None:
     model = decoder(BASE.replace("architecture", EncoderOnly()))
     with pytest.raises(UserError, match="an encoder predicts all tokens at once; decode with DecoderOnly"):
         greedy(model, words(1, 3), 2)
+
+
+def test_sequences_sources_and_caches_must_be_as_many() -> None:
+    model, both = decoder(BASE), decoder(BASE.replace("architecture", EncoderDecoder()))
+    cache = model.cache(8)
+    model(words(2, 3), cache=cache)
+    with pytest.raises(UserError, match=r"^cache is of 2 sequences, tokens are of 1; give one for each"):
+        model(words(1, 2), cache=cache)
+    for sources, sequences in ((2, 1), (1, 2), (2, 3)):
+        with pytest.raises(UserError, match=rf"^source is of {sources} sequences, tokens are of {sequences}; "):
+            both(words(sequences, 3), words(sources, 4))
+
+
+@pytest.mark.parametrize("prompt", [[[1, 2]], torch.zeros(1, 2)], ids=["list", "floats"])
+def test_a_prompt_is_a_tensor_of_token_ids(prompt: Any) -> None:
+    with pytest.raises(UserError, match=r"^prompt = .*: give token ids \(B, T\) as a tensor of whole numbers"):
+        greedy(decoder(BASE), prompt, 2)
 
 
 @pytest.mark.parametrize(

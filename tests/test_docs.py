@@ -69,3 +69,13 @@ def test_links_lead_somewhere() -> None:
     for page in ("README.md", "docs/method.md", "docs/own-component.md"):
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / page).read_text()):
             assert ((ROOT / page).parent / target).exists(), f"{page}: {target}"
+
+
+def test_the_module_of_the_docs_is_diagnosed(tmp_path: Path) -> None:
+    (snippet,) = blocks("docs/diagnostics.md")
+    done = subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert [line.split(":")[0] for line in done.stdout.splitlines() if line[:1] != " "] == ["scale_fit"]
+    assert "q·k is not scaled at all" in done.stdout
+    mended = snippet.replace("q @ k.mT", "q @ k.mT / 8**0.5")
+    done = subprocess.run([sys.executable, "-c", mended], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == ""

@@ -54,7 +54,7 @@ def altered(path: Path, **changes: object) -> Path:
 @pytest.mark.parametrize("value", [7.5, -1, float("nan"), float("inf"), "all"])
 def test_a_score_is_a_share(tmp_path: Path, value: object) -> None:
     altered(tmp_path, scores=[{"length": 3, "metric": "exact_match", "value": value}])
-    with pytest.raises(UserError, match=r"is not a run record \(scores\.0\.value: .*\); remove it and run the study"):
+    with pytest.raises(UserError, match=r"is not a run record \(scores\.0\.value: .*\); run the study again"):
         RunRecord.read(tmp_path / "record.json")
 
 
@@ -67,7 +67,7 @@ def test_a_finished_run_has_scores_and_a_failed_one_need_not(tmp_path: Path) -> 
 def test_a_record_belongs_to_the_folder_that_is_called_after_its_fingerprint(tmp_path: Path) -> None:
     own, other = tmp_path / ("0" * 16), tmp_path / ("1" * 16)
     assert RunRecord.of_run(altered(own)) == RunRecord.of_run(own, {"seed": 1}) == record()
-    with pytest.raises(UserError, match="its spec is not the one that this run is called after; remove it"):
+    with pytest.raises(UserError, match="its spec is not the one that this run is called after; run the study again"):
         RunRecord.of_run(own, {"seed": 2})
     with pytest.raises(UserError, match=f"{other}/record.json: this is the record of another run, '{own.name}'"):
         RunRecord.of_run(altered(other))

@@ -146,6 +146,8 @@ def test_specs_are_frozen_and_keyword_only() -> None:
         RUN.seed = 1  # type: ignore[misc]
     with pytest.raises(UserError, match=r"^del seed: a spec stays as it is; .spec.replace"):
         del RUN.seed
+    with pytest.raises(UserError, match=r"^sed: RunSpec has no field 'sed'; did you mean 'seed'"):
+        RUN.sed = 1  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match=r"^NoPE takes its fields by name, not 3; it has none$"):
         NoPE(3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"^RoPE takes its fields by name, not 10.0; write RoPE\(base=10.0\)$"):

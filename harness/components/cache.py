@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from harness.schema import UserError
+
 
 class LayerCache(ABC):
     """Base of the caches."""
@@ -51,8 +53,10 @@ class FullCache(TokenCache):
         """Write the new ones after the others."""
         if not self.room:
             self.room = tuple(x.new_empty(*x.shape[:-2], self.capacity, x.shape[-1]) for x in new)
-        begin, self.length = self.length, self.length + new[0].shape[-2]
-        assert self.length <= self.capacity, f"a cache of {self.capacity} tokens is full"
+        begin, length = self.length, self.length + new[0].shape[-2]
+        if length > self.capacity:
+            raise UserError(f"capacity = {self.capacity}: a cache has no room for {length} tokens; make a larger one")
+        self.length = length
         for room, x in zip(self.room, new, strict=True):
             room[..., begin : self.length, :] = x
         return tuple(room[..., : self.length, :] for room in self.room), torch.arange(self.length, device=new[0].device)

@@ -103,15 +103,26 @@ def initialise(model: nn.Module, spec: Initialisation, num_layers: int, seed: in
             draw()
 
 
-def _draw(module: nn.Module, name: str, parameter: Tensor, spec: Initialisation, num_layers: int) -> None:
+def declared_deviation(
+    module: nn.Module, name: str, parameter: Tensor, spec: Initialisation, num_layers: int
+) -> float | None:
+    """The standard deviation that a parameter of a linear map or an embedding is drawn with, zero for biases; None
+    where the module draws it by itself.
+    """
     if type(module) in (nn.Linear, InputProjection, ResidualOutput):
-        if name == "weight":
-            fan_out, fan_in = parameter.shape
-            nn.init.normal_(parameter, std=_linear_std(module, fan_in, fan_out, spec, num_layers))
-        else:
-            nn.init.zeros_(parameter)
-    elif type(module) is nn.Embedding:
-        nn.init.normal_(parameter, std=spec.embedding.std(parameter.shape[1], parameter.shape[0]))
+        if name != "weight":
+            return 0.0
+        fan_out, fan_in = parameter.shape
+        return _linear_std(module, fan_in, fan_out, spec, num_layers)
+    if type(module) is nn.Embedding:
+        return spec.embedding.std(parameter.shape[1], parameter.shape[0])
+    return None
+
+
+def _draw(module: nn.Module, name: str, parameter: Tensor, spec: Initialisation, num_layers: int) -> None:
+    deviation = declared_deviation(module, name, parameter, spec, num_layers)
+    if deviation is not None:
+        nn.init.normal_(parameter, std=deviation) if deviation else nn.init.zeros_(parameter)
     elif callable(reset := getattr(module, "reset_parameters", None)):
         drawn = {n: p.detach().clone() for n, p in module.named_parameters(recurse=False) if n != name}
         reset()

@@ -305,7 +305,8 @@ def _how_to_read(found: Findings) -> list[str]:
         "its 95 % interval." + " A variant in brackets takes the baseline's place." * bool(document.get("against")),
         "▲ better, ▼ worse: the difference is significant after correction for all comparisons of the "
         "study, however small it is.",
-        f"= equivalent: shown to lie within ±{margin}, which this study declared not to matter.",
+        f"= equivalent: shown to lie within ±{margin}, which this study declared not to matter; never where half of "
+        "the pairs tie, as a few seeds then say nothing of rare failures.",
         "? undecided: neither a difference nor its absence is shown. It does not mean “equal”. seeds "
         "needed: how many seeds would probably decide it if mean and spread stay as they are.",
         f"passed gate: runs that learned their training lengths (exact match ≥ {gate}), of all that ended; "

@@ -29,6 +29,7 @@ from harness.components.position import NoPE, Relation, places
 from harness.components.qk_norm import NoQKNorm
 from harness.components.scale import InverseSqrt
 from harness.components.shape import Shape
+from harness.schema import UserError
 from harness.spec import ModelSpec
 from harness.transformer import build_model
 
@@ -93,8 +94,9 @@ def test_a_window_cache_forgets_what_no_later_query_sees(lengths: list[int], win
 def test_a_full_cache_refuses_more_than_its_capacity() -> None:
     cache = FullCache(5)
     cache.extend(torch.zeros(1, 1, 3, 2))
-    with pytest.raises(AssertionError, match="a cache of 5 tokens is full"):
+    with pytest.raises(UserError, match=r"capacity = 5: a cache has no room for 6 tokens; make a larger one"):
         cache.extend(torch.zeros(1, 1, 3, 2))
+    cache.extend(torch.zeros(1, 1, 2, 2))
 
 
 def test_a_memory_is_read_once() -> None:

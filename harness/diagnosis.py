@@ -1,0 +1,94 @@
+"""Finds what a diagnosis is asked of: the spec of a preset or a file, a run by fingerprint, MLflow run id or files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.catalogue import spec_named
+from harness.diagnostics import Subject, subject_of
+from harness.module import TransformerModule
+from harness.record import RunRecord
+from harness.results import run_id
+from harness.schema import UserError
+from harness.spec import RunSpec
+from tasks import Copy
+
+FILES = ("model.pt", "checkpoint.ckpt")  # weights, the latest first
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A subject, and what to call it; `outcome` of a run that has ended."""
+
+    name: str
+    subject: Subject
+    outcome: str = ""
+
+
+def of_spec(name: str) -> Examined:
+    """The untrained model of a preset, or of a file that holds a ModelSpec or a RunSpec as JSON; without a task of its
+    own it is examined on copy.
+
+    Raises:
+        UserError: neither a preset nor such a file.
+    """
+    spec = spec_named(name)
+    run = spec if isinstance(spec, RunSpec) else RunSpec(model=spec, task=Copy())
+    return Examined(name, subject_of(run))
+
+
+def of_run(name: str, results: Path) -> Examined:
+    """The model of a run with the weights that it has left, or untrained where it has left none.
+
+    Raises:
+        UserError: there is no such run, or its spec or its weights cannot be read.
+    """
+    folder = _folder(name, results)
+    try:
+        spec = RunSpec.parse((folder / "spec.json").read_text())
+    except (OSError, UnicodeDecodeError, UserError) as error:
+        hint = " (levels and tasks of your own file: --load FILE)" * ("unknown " in str(error))
+        raise UserError(f"{folder / 'spec.json'}: {error}{hint}") from error
+    module = TransformerModule(spec)
+    weights = next((folder / file for file in FILES if (folder / file).exists()), None)
+    if weights is not None:
+        _load(module, weights)
+    said = f"{folder.name}, {weights.name if weights else 'untrained: it has left no weights'}"
+    return Examined(said, subject_of(spec, module, trained=weights is not None), _outcome(folder))
+
+
+def _folder(name: str, results: Path) -> Path:
+    """The folder of a run."""
+    given = Path(name).expanduser()
+    if given.exists():
+        folder = given if given.is_dir() else given.parent
+        if not (folder / "spec.json").exists():
+            raise UserError(f"{given}: there is no run here; name a run's folder, fingerprint or MLflow run id")
+        return folder
+    runs = [path.parent for path in results.glob("*/runs/*/spec.json")]
+    found = [run for run in runs if name in (run.name, run_id(run))]
+    if not found:
+        raise UserError(f"there is no run {name!r} in {results}; runs.csv of a study names fingerprints and run ids")
+    return found[0]
+
+
+def _load(module: TransformerModule, weights: Path) -> None:
+    try:
+        state: dict[str, Any] = torch.load(weights, map_location="cpu", weights_only=True)
+        (module if "state_dict" in state else module.model).load_state_dict(state.get("state_dict", state))
+    except Exception as error:  # a torn or foreign file raises almost anything
+        raise UserError(f"{weights}: these are not the weights of its spec ({_line(error)}); remove it") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:120]
+
+
+def _outcome(folder: Path) -> str:
+    path = folder / "record.json"
+    if not path.exists():
+        return ""
+    record = RunRecord.read(path)
+    return f"{record.status}: {record.cause}" if record.cause else record.status

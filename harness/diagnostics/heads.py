@@ -1,0 +1,218 @@
+"""Probes inside attention sublayers: the scale, the kernel's arithmetic, and whether heads stay apart."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from harness.components.attention import positive
+from harness.diagnostics.finding import Measured, NotApplicable
+from harness.diagnostics.operators import Attended, attended, removed
+from harness.diagnostics.subject import AttentionSite, Subject
+from harness.diagnostics.visibility import MOVED, Call, calls, first
+
+NEAR = 0.01  # of a factor
+
+
+def scale_fit(subject: Subject) -> Measured | NotApplicable:
+    """The factor on q·k that really acts, over the declared one: of all heads of all sublayers the furthest from 1.
+
+    In a softmax it is the kernel's own factor times what queries and keys have grown by since their projections, which
+    rotations leave as it is; in linear attention the one that gives what the sublayer gave.
+    """
+    sites = [site for site in subject.sites if site.scale is not None and site.query]
+    if not sites:
+        return NotApplicable("no scale is declared, or no projection of queries is named")
+    with outputs(subject, (name for site in sites for name in (site.query, site.key, site.value))) as made:
+        ran = defaultdict(list)
+        for call in attended(subject):
+            ran[call.path].append(call)
+    ratios: dict[str, float] = {}
+    for site in sites:
+        if ran[site.path]:
+            ratios |= {f"{site.path} head {h}": r for h, r in enumerate(_softmax_ratios(site, ran[site.path], made))}
+        elif site.feature_map:
+            ratios[site.path] = _linear_ratio(subject, site, made)
+    if not ratios:
+        return NotApplicable("no softmax ran in its sublayers")
+    worst = max(ratios, key=lambda name: abs(math.log(max(ratios[name], 1e-30))))
+    site = next(site for site in sites if worst.startswith(site.path))
+    return Measured(ratios[worst], worst, _scale_named(site, made[site.query], ratios[worst]), ratios)
+
+
+def _scale_named(site: AttentionSite, made: Tensor, ratio: float) -> str:
+    """The usual factor that acts in place of the declared one; empty where it is none of them."""
+    assert site.scale is not None
+    width = made.shape[-1] if made.dim() == 4 else made.shape[-1] // site.num_heads
+    usual = {
+        "q·k is not scaled at all": 1.0,
+        "q·k is divided by d_k, not by its root": 1 / width,
+        "q·k is divided by √d_k": width**-0.5,
+        "q·k is divided by √d_model, not by that of a head": (width * site.num_heads) ** -0.5,
+        "q·k is scaled twice": site.scale**2,
+    }
+    acts = ratio * site.scale
+    near = (cause for cause, factor in usual.items() if abs(math.log(acts / factor)) < NEAR < abs(math.log(ratio)))
+    return next(near, "")
+
+
+def _softmax_ratios(site: AttentionSite, ran: list[Attended], made: dict[str, Tensor]) -> list[float]:
+    assert site.scale is not None
+    grown = _growth(site, made[site.query], [call.query for call in ran], site.num_heads)
+    if site.key:
+        of_keys = _growth(site, made[site.key], [call.key for call in ran], site.num_groups)
+        grown = grown * of_keys.repeat_interleave(len(grown) // len(of_keys))
+    return [float(factor) for factor in grown * ran[0].scale / site.scale]
+
+
+def _growth(site: AttentionSite, made: Tensor, taken: list[Tensor], heads: int) -> Tensor:
+    """`(heads,)`, or one number where the kernel was not told of heads: the longest vector that a kernel took over the
+    longest that was made, both as far as positions have left them alone.
+    """
+    made = made if made.dim() == 4 else made.unflatten(-1, (heads, -1)).transpose(1, 2)
+    width = made.shape[-1]
+    parts = [made, *(x[..., :width] for x in taken)]
+    if site.shifted:
+        parts = [x - x.mean((0, 2), keepdim=True) for x in parts]
+    longest = [x.double().norm(dim=-1).amax((0, 2)) for x in parts]
+    after = torch.stack(longest[1:]).amax(0)
+    before = longest[0] if len(after) == heads else longest[0].amax()[None]
+    return after / before.clamp(min=1e-30)
+
+
+def _linear_ratio(subject: Subject, site: AttentionSite, made: dict[str, Tensor]) -> float:
+    """The factor whose linear attention comes nearest to what the sublayer gave, over the declared one."""
+    assert site.scale is not None
+    query, key = made[site.query].double(), made[site.key].double()
+    value = made[site.value].double().unflatten(-1, (site.num_heads, -1)).transpose(1, 2)
+    with calls(subject) as found, inputs(subject, site.output) as mixed:
+        call = found[site.path]
+        call.again(call.hidden)
+    relation = call.args[1]
+
+    def miss(factor: float) -> float:
+        phi, other = positive(factor * query), positive(key)
+        turned, other_turned = relation.encode(phi, other)
+        above, below = turned @ other_turned.mT, phi @ other.mT
+        if site.causal:
+            above, below = above.tril(), below.tril()
+        given = (above @ value) / below.sum(-1, keepdim=True)
+        return float((given.transpose(1, 2).flatten(2) - mixed[-1]).square().mean())
+
+    declared = site.scale
+    return math.exp(least(lambda x: miss(declared * math.exp(x)), -8, 8))
+
+
+def least(miss: Callable[[float], float], low: float, high: float, rounds: int = 5, points: int = 33) -> float:
+    """Where a function of one number is least, by ever finer grids."""
+    for _ in range(rounds):
+        grid = torch.linspace(low, high, points).tolist()
+        at = min(grid, key=miss)
+        step = (high - low) / (points - 1)
+        low, high = at - step, at + step
+    return at
+
+
+def kernel_parity(subject: Subject) -> Measured | NotApplicable:
+    """The error of what attention gave, against the same in fp64, over that of the explicit form in fp32: the most of
+    all sublayers.
+    """
+    errors: dict[str, float] = {}
+    sums: dict[str, float] = {}
+    for call in attended(subject):
+        exact, plain = call.recomputed(), call.recomputed(torch.float32).double()
+        floor = torch.finfo(torch.float32).eps * float(exact.abs().max())
+        name = f"{call.path or 'outside of the named sublayers'}, {call.kernel}"
+        error = _gap(call.output.double(), exact) / max(_gap(plain, exact), floor)
+        errors[name] = max(errors.get(name, 0.0), error)
+        if call.weights is not None:
+            sums[name] = _gap(call.weights.double().sum(-1), torch.ones(()).double())
+    if not errors:
+        return NotApplicable("no softmax ran")
+    worst = max(errors, key=errors.__getitem__)
+    changed = sums.get(worst, 0.0) > SUM
+    cause = "weights are changed after the softmax and do not sum to 1: a mask belongs before it" if changed else ""
+    return Measured(errors[worst], worst, cause, errors)
+
+
+SUM = 1e-3  # what a row of weights may miss 1 by
+
+
+def _gap(one: Tensor, other: Tensor) -> float:
+    found = float((one - other).abs().max())
+    return math.inf if math.isnan(found) else found
+
+
+def head_isolation(subject: Subject) -> Measured | NotApplicable:
+    """Heads whose result moves with another group's values, or not with its own, of all sublayers."""
+    sites = [site for site in subject.sites if site.value and site.output]
+    if not sites:
+        return NotApplicable("no projections of values are named")
+    wrong, causes = {}, {}
+    with calls(subject) as found:
+        for site in (site for site in sites if site.path in found):
+            moved, owned = _moved_heads(subject, site, found[site.path]), _owned_heads(site)
+            wrong[site.path] = float((moved != owned).sum())
+            if moved.equal(torch.arange(site.num_groups)[:, None] == torch.arange(site.num_heads) % site.num_groups):
+                causes[site.path] = "keys and values go to every num_groups-th head, not to neighbours"
+    worst = max(wrong, key=wrong.__getitem__)
+    return Measured(wrong[worst], worst if wrong[worst] else "", causes.get(worst, "") if wrong[worst] else "", wrong)
+
+
+def _owned_heads(site: AttentionSite) -> Tensor:
+    """`(G, H)`: the heads that read a group's values."""
+    return torch.arange(site.num_groups)[:, None] == torch.arange(site.num_heads) // (site.num_heads // site.num_groups)
+
+
+def _moved_heads(subject: Subject, site: AttentionSite, call: Call) -> Tensor:
+    """`(G, H)`: the heads whose results move when a group's values do."""
+    weight = subject.model.get_submodule(site.value).weight
+    assert isinstance(weight, Tensor)
+    rows = len(weight) // site.num_groups
+    before, moved = mixed(subject, site, call), []
+    for group in range(site.num_groups):
+        part = weight.data[group * rows : (group + 1) * rows]
+        drawn = part.clone()
+        try:
+            part.mul_(-1)
+            far = (mixed(subject, site, call) - before).abs().amax((0, 1)).unflatten(0, (site.num_heads, -1)).amax(-1)
+        finally:
+            part.copy_(drawn)
+        moved.append(far > MOVED * before.std())
+    return torch.stack(moved).cpu()
+
+
+def mixed(subject: Subject, site: AttentionSite, call: Call) -> Tensor:
+    """`(B, T, heads · d_v)`: the heads' results side by side, when a sublayer is called again."""
+    with inputs(subject, site.output) as found:
+        call.again(call.hidden)
+    return found[-1]
+
+
+@contextmanager
+def outputs(subject: Subject, names: Iterable[str]) -> Iterator[dict[str, Tensor]]:
+    """What the named modules give, by name; of several calls the first."""
+    found: dict[str, Tensor] = {}
+    with ExitStack() as hooks:
+        for name in filter(None, names):
+
+            def keep(module: nn.Module, args: object, result: object, name: str = name) -> None:
+                found.setdefault(name, first(result).detach())
+
+            hooks.enter_context(removed(subject.model.get_submodule(name).register_forward_hook(keep)))
+        yield found
+
+
+@contextmanager
+def inputs(subject: Subject, name: str) -> Iterator[list[Tensor]]:
+    """What a module is called with, call by call."""
+    found: list[Tensor] = []
+
+    def keep(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        found.append(args[0].detach())
+
+    with removed(subject.model.get_submodule(name).register_forward_pre_hook(keep)):
+        yield found

@@ -1,0 +1,66 @@
+"""Probes of an untrained model and of its data: the first loss, what weights are drawn from, what is asked for."""
+
+import math
+
+import torch
+
+from harness.diagnostics.finding import Measured, NotApplicable
+from harness.diagnostics.subject import Subject
+from tasks.task import IGNORED
+
+FEWEST = 64  # numbers whose deviation says something
+SURE = 5.0  # standard errors that a sample's deviation may miss the declared one by
+
+
+def init_loss(subject: Subject) -> Measured | NotApplicable:
+    """The first loss over the declared one."""
+    if subject.batch is None or subject.trained:
+        return NotApplicable("the model is trained" if subject.trained else "there is no batch with targets")
+    logits = subject.logits(subject.batch, training=True)
+    found = float(subject.loss(logits, subject.batch))
+    due = math.log(logits.shape[-1]) if subject.first_loss is None else subject.first_loss()
+    return Measured(found / due, evidence={"loss": found, "declared": due, "guessing": math.log(logits.shape[-1])})
+
+
+def init_std(subject: Subject) -> Measured | NotApplicable:
+    """The deviation of drawn weights over the declared one, less what the sample is too small to tell: the furthest
+    from 1 of all matrices.
+    """
+    if not subject.deviations or subject.trained:
+        return NotApplicable("the model is trained" if subject.trained else "no initialisation is declared")
+    parameters, ratios = dict(subject.model.named_parameters()), {}
+    for name, deviation in subject.deviations.items():
+        found = parameters[name].detach().double()
+        if deviation == 0:
+            ratios[name] = 1.0 if not found.any() else math.inf
+        elif found.numel() >= FEWEST:
+            ratio = float(found.std()) / deviation
+            slack = SURE / math.sqrt(2 * found.numel())
+            ratios[name] = ratio - max(-slack, min(slack, ratio - 1))
+    worst = max(ratios, key=lambda name: abs(math.log(max(ratios[name], 1e-30))))
+    return Measured(ratios[worst], worst if ratios[worst] != 1 else "", evidence=ratios)
+
+
+def target_alignment(subject: Subject) -> Measured | NotApplicable:
+    """The share of targets that are the next token of what is read, where the next one is read at all."""
+    batch = subject.batch
+    if batch is None:
+        return NotApplicable("there is no batch with targets")
+    if not subject.causal:
+        return NotApplicable("an encoder answers in place")
+    shares = {offset: _share(batch.inputs, batch.targets, offset) for offset in (-1, 0, 1, 2, 3)}
+    best = max(shares, key=shares.__getitem__)
+    cause = "" if best == 1 else f"targets are shifted: they fit tokens {best} places on, not 1"
+    if best == 0:
+        cause = "the answer is leaked: what is asked for is the token that is being read"
+    return Measured(shares[1], f"{best} places on fit best", cause, {str(k): v for k, v in shares.items()})
+
+
+def _share(inputs: torch.Tensor, targets: torch.Tensor, offset: int) -> float:
+    """Of the targets that have a token read so many places on, the share that equal it."""
+    length = inputs.shape[1]
+    first, end = max(0, -offset), length - max(0, offset)
+    asked = targets[:, first:end]
+    read = inputs[:, first + offset : end + offset]
+    counted = asked != IGNORED
+    return float((asked == read)[counted].double().mean()) if counted.any() else 0.0

@@ -1,0 +1,209 @@
+"""Probes of what may see what: tokens ahead, padding, other sequences."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from harness.diagnostics.finding import Measured, NotApplicable
+from harness.diagnostics.operators import attended
+from harness.diagnostics.subject import Subject, kept, mode
+from harness.diagnostics.visibility import MOVED, calls, explain, influence
+from harness.seeding import seed_global
+from tasks.task import PAD, Batch
+
+Logits = Callable[[Batch], Tensor]
+
+
+def causal_leak(subject: Subject) -> Measured | NotApplicable:
+    """How far logits at t move when a later token is another, in deviations of the logits: in evaluation and in
+    training mode, and where a block of tokens is read on top of a cache.
+    """
+    if not subject.causal:
+        return NotApplicable("an encoder sees all tokens")
+    leaks = {way: _leak(subject, logits) for way, logits in _ways(subject)}
+    worst = max(leaks, key=leaks.__getitem__)
+    if leaks["in evaluation mode"] > MOVED:
+        return Measured(leaks[worst], worst, _hiding(subject) or sublayers(subject)[1], leaks)
+    return Measured(leaks[worst], worst, f"tokens ahead are seen {worst} only" if leaks[worst] else "", leaks)
+
+
+def _hiding(subject: Subject) -> str:
+    """What attention does to hidden keys instead of hiding them; empty where it hides them, or does not try."""
+    sites = {site.path: site for site in subject.sites if site.causal}
+    for call in attended(subject):
+        length = call.query.shape[2]
+        if call.path not in sites or length != call.key.shape[2]:
+            continue
+        ahead = ~sites[call.path].sees(length).to(call.query.device)
+        logits = call.logits()[..., ahead]
+        if call.weights is not None and not call.weights[..., ahead].any():
+            return "the mask acts after the softmax, so that keys ahead still take their share of each row's sum"
+        if not logits.any():
+            return "the mask sets logits to zero: before a softmax that hides nothing"
+        if call.mask is not None and bool((call.mask.expand(logits.shape[0], -1, -1, -1)[..., ahead] < -1).all()):
+            return "the mask adds a finite number, which is too small to hide a key"
+    return ""
+
+
+def _ways(subject: Subject) -> Iterator[tuple[str, Logits]]:
+    yield "in evaluation mode", subject.logits
+    if not subject.mixes_batch:
+        yield "in training mode", lambda batch: subject.logits(batch, training=True)
+    if subject.read is not None:
+        block = subject.tokens.inputs.shape[1] // 3
+        pieces = (block, subject.tokens.inputs.shape[1] - block)
+        yield "behind a cache", lambda batch: in_pieces(subject, batch, pieces)
+
+
+def in_pieces(subject: Subject, batch: Batch, pieces: tuple[int, ...]) -> Tensor:
+    """Logits in evaluation mode of a batch that is read in pieces, with a cache."""
+    assert subject.read is not None
+    with torch.no_grad(), mode(subject.model, training=False), kept(subject.model):
+        return subject.read(subject.model, batch, pieces).float()
+
+
+def _leak(subject: Subject, logits: Logits) -> float:
+    batch = subject.tokens
+    before, other = logits(batch), subject.others(batch.inputs)
+    worst = 0.0
+    for place in range(1, batch.inputs.shape[1]):
+        inputs = batch.inputs.clone()
+        inputs[:, place] = other[:, place]
+        moved = (logits(replace(batch, inputs=inputs)) - before)[:, :place]
+        worst = max(worst, apart(moved, before))
+    return worst
+
+
+def apart(difference: Tensor, scale: Tensor) -> float:
+    """The largest difference, in deviations of `scale`; infinite where one is not finite."""
+    found = float(difference.abs().max() / scale.std().clamp(min=1e-12))
+    return math.inf if math.isnan(found) else found
+
+
+def sublayers(subject: Subject) -> tuple[str, str]:
+    """The first attention sublayer that sees what it must not, or not what it must, and the mistake that explains it;
+    empty where there is none.
+    """
+    with calls(subject) as found:
+        for site in subject.sites:
+            if site.across or site.path not in found:
+                continue
+            seen = influence(found[site.path]) > MOVED
+            if cause := explain(site, seen):
+                return site.path, cause
+    return "", ""
+
+
+def visibility(subject: Subject) -> Measured | NotApplicable:
+    """Pairs of query and key in which a query sees a key that it must not, or not one that it must: the most of all
+    sublayers, a sequence.
+    """
+    if not any(not site.across for site in subject.sites):
+        return NotApplicable("no attention sublayer is named")
+    wrong = {}
+    with calls(subject) as found:
+        for site in (site for site in subject.sites if not site.across and site.path in found):
+            seen = influence(found[site.path]) > MOVED
+            declared = site.sees(seen.shape[-1]).to(seen.device)
+            more = (seen & ~declared).sum(-1) - site.num_random  # so many others may be drawn for a query
+            allowed = torch.ones_like(declared).tril() if site.causal else torch.ones_like(declared)
+            wrong[site.path] = float(
+                ((declared & ~seen).sum() + more.clamp(min=0).sum() + (seen & ~allowed).sum()) / len(seen)
+            )
+    worst = max(wrong, key=wrong.__getitem__)
+    return Measured(wrong[worst], worst if wrong[worst] else "", sublayers(subject)[1], wrong)
+
+
+def batch_leak(subject: Subject) -> Measured | NotApplicable:
+    """How far a sequence's logits move when the first or the last sequence of its batch is another, in both modes."""
+    batch, other = subject.tokens, subject.others(subject.tokens.inputs)
+    leaks: dict[str, float] = {}
+    for way, training in (("in evaluation mode", False), ("in training mode", True)):
+        if training and subject.mixes_batch:
+            continue
+        before = subject.logits(batch, training=training)
+        for row in (0, len(other) - 1):
+            inputs = batch.inputs.clone()
+            inputs[row] = other[row]
+            after = subject.logits(replace(batch, inputs=inputs), training=training)
+            rest = torch.arange(len(other), device=other.device) != row
+            leaks[way] = max(leaks.get(way, 0.0), apart((after - before)[rest], before))
+    worst = max(leaks, key=leaks.__getitem__)
+    return Measured(leaks[worst], worst, evidence=leaks)
+
+
+def pad_invariance(subject: Subject) -> Measured | NotApplicable:
+    """How far logits of real tokens are from those of the same tokens without padding, in a batch whose sequences have
+    different lengths.
+    """
+    if not subject.takes_padding:
+        return NotApplicable("padding is not marked")
+    tokens = subject.tokens
+    real = lengths(tokens)[:, None] > torch.arange(tokens.inputs.shape[1], device=tokens.inputs.device)
+    moved = {}
+    for token in (PAD, subject.vocabulary[0]):
+        together = subject.logits(marked(tokens, real, token))
+        for length in lengths(tokens).unique().tolist():
+            rows = lengths(tokens) == length
+            alone = subject.logits(_cut(tokens.rows(rows), length))
+            name = f"{tokens.inputs.shape[1] - length} of token {token}"
+            moved[name] = apart(together[rows, :length] - alone, alone)
+    worst = max(moved, key=moved.__getitem__)
+    return Measured(moved[worst], worst, evidence=moved)
+
+
+def lengths(tokens: Batch) -> Tensor:
+    """`(B,)`: the tokens that stay of each sequence where some are padding: all but 0, 1, 2, 0, 1 …"""
+    count, length = tokens.inputs.shape
+    return length - torch.arange(count, device=tokens.inputs.device) % 3
+
+
+def marked(tokens: Batch, real: Tensor, token: int) -> Batch:
+    """A batch with a token in place of what is not real, sources too, and marks."""
+    source = None if tokens.source is None else tokens.source.where(real, token)
+    return Batch(
+        tokens.inputs.where(real, token), tokens.targets, source, real, None if tokens.source is None else real
+    )
+
+
+def _cut(tokens: Batch, length: int) -> Batch:
+    source = None if tokens.source is None else tokens.source[:, :length]
+    return Batch(tokens.inputs[:, :length], tokens.targets[:, :length], source)
+
+
+def masked_row(subject: Subject) -> Measured | NotApplicable:
+    """Numbers that are not finite, in other sequences' logits or in gradients, where one sequence is all padding."""
+    if not subject.takes_padding:
+        return NotApplicable("padding is not marked")
+    tokens = subject.tokens
+    nothing, everything = (torch.zeros_like(tokens.inputs, dtype=torch.bool) | bool(full) for full in (0, 1))
+    real = torch.cat([everything[:-1], nothing[-1:]])
+    batch = replace(marked(tokens, real, PAD), **({} if tokens.source is None else {"real": everything}))
+    with mode(subject.model, training=True), kept(subject.model):
+        seed_global(0, "diagnostics")
+        logits = subject.predict(subject.model, batch)[:-1]
+        trained = [p for p in subject.model.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(logits.float().logsumexp(-1).mean(), trained, allow_unused=True)
+    bad = sum(int((~g.isfinite()).sum()) for g in gradients if g is not None)
+    return Measured(float(bad + int((~logits.isfinite()).sum())))
+
+
+def mask_strength(subject: Subject) -> Measured | NotApplicable:
+    """How far below zero the finite numbers lie that hide keys, as a multiple of the largest |logit|: the least of all
+    sublayers; infinite where −∞ hides.
+    """
+    sites = {site.path: site for site in subject.sites if not site.across}
+    strengths = {}
+    for call in attended(subject):
+        site, length = sites.get(call.path), call.query.shape[2]
+        if call.mask is None or site is None or length != call.key.shape[2]:  # a window's blocks are not in order
+            continue
+        hidden = ~site.sees(length).to(call.mask.device)
+        least = call.mask.masked_fill(~hidden, -math.inf).max()
+        largest = replace(call, mask=None, causal=False).logits().abs().max().clamp(min=1e-6)
+        strengths[call.path] = float(-least / largest)
+    worst = min(strengths, key=strengths.__getitem__, default="")
+    return Measured(strengths.get(worst, math.inf), worst, evidence=strengths)

@@ -1,0 +1,386 @@
+"""What is examined: a model, how it is called, and what is declared of it. Ours comes from a RunSpec; a model built
+elsewhere needs the few callables and names below, and probes say what they could not look at without the others.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.components.attention import BigBird, LatentAttention, Linear, Longformer, SlidingWindow
+from harness.components.init import declared_deviation
+from harness.components.norm import BatchNorm
+from harness.components.position import (
+    ALiBi,
+    Learned,
+    NoPE,
+    Randomised,
+    RoPE,
+    ScaledRoPE,
+    Sinusoidal,
+    T5Bias,
+    TransformerXL,
+    YaRN,
+)
+from harness.components.scale import LearnedTemperature
+from harness.cost import empty_model
+from harness.module import TransformerModule, answer_loss
+from harness.schema import is_foreign
+from harness.seeding import generator, seed_global
+from harness.spec import ModelSpec, RunSpec
+from harness.transformer import Block, Stack, Transformer, buffers_kept, build_model
+from tasks.task import FIRST_SYMBOL, Batch
+
+TOKENS = 24  # of a probe sequence, more where a window is wider: two blocks and a part
+REDRAWN = 4  # models that the first loss is compared with
+CHUNKED = 72  # of one for linear attention, which computes 64 at a time
+
+
+@dataclass(frozen=True)
+class AttentionSite:
+    """One attention sublayer, by the paths of its modules; what is not named is not looked at.
+
+    Attributes:
+        path: the sublayer, called with hidden states `(B, T, d_model)` first, by whatever name.
+        num_heads: heads of queries.
+        num_groups: heads of keys and values.
+        query: the module that gives queries of all heads, before positions and scale.
+        key: the same of keys.
+        value: the same of values.
+        output: the module that the heads' results go into, side by side `(B, T, heads · d)`.
+        scale: the declared factor on q·k; None: it is trained.
+        window: the last so many keys that a query sees; None: all.
+        num_global: the first so many keys, which every query sees besides.
+        num_random: so many others, drawn, that a query may see besides.
+        causal: whether a query sees no key ahead.
+        across: whether keys come from an encoder.
+        shifted: whether one vector is added to all queries (Transformer-XL's u).
+        feature_map: whether attention is linear, φ(q)·φ(k) with φ = elu + 1.
+    """
+
+    path: str
+    num_heads: int
+    num_groups: int
+    query: str = ""
+    key: str = ""
+    value: str = ""
+    output: str = ""
+    scale: float | None = None
+    window: int | None = None
+    num_global: int = 0
+    num_random: int = 0
+    causal: bool = True
+    across: bool = False
+    shifted: bool = False
+    feature_map: bool = False
+
+    def sees(self, length: int) -> Tensor:
+        """`(T, T)`: the keys (columns) that a query surely sees, as declared."""
+        at, of = torch.arange(length)[:, None], torch.arange(length)
+        seen = torch.ones(length, length, dtype=torch.bool)
+        if self.window is not None:
+            seen = ((at - of).abs() < self.window) | (of < self.num_global)
+            if not self.causal:
+                seen = seen | (at < self.num_global)
+        return seen & (of <= at) if self.causal else seen
+
+
+@dataclass(frozen=True)
+class Positions:
+    """What is declared of a model's positions.
+
+    Attributes:
+        act: whether there are any.
+        relative: whether only distances matter.
+        frequencies: `(d / 2,)` radians a position by which pairs of queries and keys turn; None: they do not.
+        codes: `(T, d_model)` added to the embeddings of the probe tokens; None: nothing is.
+        factor: what embeddings are multiplied by before.
+        embedding: the module that gives them.
+        first_block: the module that reads their sum.
+    """
+
+    act: bool
+    relative: bool = False
+    frequencies: Tensor | None = None
+    codes: Tensor | None = None
+    factor: float = 1.0
+    embedding: str = ""
+    first_block: str = ""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under examination.
+
+    Attributes:
+        model: left as it was by every probe.
+        tokens: a few sequences of arbitrary tokens, without padding: what structure is judged on.
+        batch: sequences with targets, as training reads them; None: what needs targets is not looked at.
+        predict: logits `(B, T, V)` of a batch, through the kernels that training uses.
+        causal: whether a token may depend only on those before it.
+        vocabulary: (first, last + 1) of the token ids that may stand for one another.
+        sites: the attention sublayers.
+        positions: what is declared of positions; None: nothing.
+        loss: of logits and a batch.
+        training_loss: the loss of a step of training, as training computes it, always of the same batch; None: that
+            of `batch` in training mode.
+        optimizer: makes the optimiser of training, at its highest learning rate; None: what needs one is not looked at.
+        accumulate: adds up the gradients of several batches as training does; None: it reads one batch a step.
+        read: logits of a batch read in pieces of so many tokens, with a cache; None: there is no cache.
+        held: bytes that a cache holds for the probe tokens, and those that are declared; None: not declared.
+        takes_padding: whether `predict` heeds `real` and `source_real` of a batch.
+        mixes_batch: whether training mode mixes sequences or later tokens by declaration (batch normalisation).
+        deviations: the declared standard deviation of parameters, by name, at the start of training.
+        first_loss: the loss that an untrained model is declared to have on `batch`; None: ln V, that of guessing.
+        trained: whether training has moved the weights from where they were drawn.
+        idle: parameters that may be without gradient for a while, as those of experts that nobody chose.
+        parameters: names of all that there should be; empty: not declared.
+        spec: what ours was made from.
+    """
+
+    model: nn.Module
+    tokens: Batch
+    batch: Batch | None = None
+    predict: Callable[[nn.Module, Batch], Tensor] = lambda model, batch: logits_of(model(*batch.reading))
+    causal: bool = True
+    vocabulary: tuple[int, int] = (0, 2)
+    sites: tuple[AttentionSite, ...] = ()
+    positions: Positions | None = None
+    loss: Callable[[Tensor, Batch], Tensor] = lambda logits, batch: answer_loss(logits, batch.targets)
+    training_loss: Callable[[], Tensor] | None = None
+    optimizer: Callable[[], torch.optim.Optimizer] | None = None
+    accumulate: Callable[[Sequence[Batch]], None] | None = None
+    read: Callable[[nn.Module, Batch, Sequence[int]], Tensor] | None = None
+    held: Callable[[], tuple[int, int]] | None = None
+    takes_padding: bool = False
+    mixes_batch: bool = False
+    deviations: Mapping[str, float] = field(default_factory=dict)
+    first_loss: Callable[[], float] | None = None
+    trained: bool = False
+    idle: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+    spec: RunSpec | None = None
+
+    @torch.no_grad()
+    def logits(self, batch: Batch, *, training: bool = False, draw: int = 0) -> Tensor:
+        """Logits in one of the modes, with the same draws for the same `draw`; buffers stay as they are."""
+        with mode(self.model, training=training), kept(self.model):
+            seed_global(draw, "diagnostics")
+            return self.predict(self.model, batch).float()
+
+    def others(self, tokens: Tensor) -> Tensor:
+        """Other token ids in place of each of these."""
+        first, end = self.vocabulary
+        drawn = torch.randint(1, end - first, tokens.shape, generator=generator(tokens.device, 0, "others", 0, 0))
+        return first + (tokens - first + drawn) % (end - first)
+
+
+@contextmanager
+def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """A model in one of its modes; every module's own is restored."""
+    before = {module: module.training for module in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, was in before.items():
+            module.training = was
+
+
+@contextmanager
+def kept(model: nn.Module) -> Iterator[None]:
+    """Afterwards buffers are what they were, and so are torch's draws."""
+    with buffers_kept(model), torch.random.fork_rng():
+        yield
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in what a model gives: the tensor itself, its `logits`, or the first of several."""
+    if isinstance(output, Tensor):
+        return output
+    found: Tensor = output.logits if hasattr(output, "logits") else output[0]
+    return found
+
+
+def subject_of(spec: RunSpec, module: TransformerModule | None = None, *, trained: bool = False) -> Subject:
+    """The subject of a run: its untrained model, or `module` as it is; say whether that is `trained`."""
+    module = TransformerModule(spec) if module is None else module
+    causal = spec.model.architecture.is_causal()
+    tokens = _probe_tokens(spec)
+
+    def predict(model: nn.Module, batch: Batch) -> Tensor:
+        with spec.train.kernel.context():
+            return model(*batch.reading)
+
+    def optimizer() -> torch.optim.Optimizer:
+        found: torch.optim.Optimizer = module.configure_optimizers()["optimizer"]
+        train = spec.train
+        highest = max(train.schedule.factor(step, train.steps, spec.model.d_model) for step in range(train.steps))
+        for group in found.param_groups:
+            group["lr"] = train.learning_rate * highest
+        return found
+
+    return Subject(
+        model=module.model,
+        tokens=tokens,
+        batch=module.batch(0),
+        predict=predict,
+        causal=causal,
+        vocabulary=(FIRST_SYMBOL, spec.task.vocab_size),
+        sites=tuple(_sites(module.model, spec.model)),
+        positions=_positions(module.model, spec.model, tokens.inputs.shape[1]),
+        training_loss=lambda: module.training_step(None, 0),
+        optimizer=optimizer,
+        read=_read if causal else None,
+        held=partial(_held, module.model, spec, tokens) if causal else None,
+        takes_padding=not spec.model.attention.draws_keys or spec.is_causal,
+        mixes_batch=isinstance(spec.model.norm, BatchNorm),
+        deviations=declared_deviations(module.model, spec.model),
+        trained=trained,
+        first_loss=partial(_first_loss, spec),
+        idle=tuple(name for name, _ in module.model.named_parameters() if ".experts." in name),
+        parameters=tuple(name for name, _ in empty_model(spec.model, spec.task.vocab_size).named_parameters()),
+        spec=spec,
+    )
+
+
+def _probe_tokens(spec: RunSpec) -> Batch:
+    """As many sequences as heads, where a mask laid over the wrong dimension would pass unseen."""
+    attention = spec.model.attention
+    wanted = CHUNKED if not attention.has_logits else max(TOKENS, 2 * getattr(attention, "window", 0) + 5)
+    length = min(wanted, spec.model.position.limit() or wanted)
+    shape, device = (max(2, spec.model.num_heads), length), torch.device(spec.device)
+    draws = generator(device, 0, "diagnostics", 0, 0)
+
+    def drawn() -> Tensor:
+        return torch.randint(FIRST_SYMBOL, spec.task.vocab_size, shape, generator=draws, device=device)
+
+    tokens = drawn()
+    return Batch(tokens, tokens, drawn() if spec.model.architecture.has_encoder() else None)
+
+
+def _sites(model: Transformer, spec: ModelSpec) -> Iterator[AttentionSite]:
+    for path, stack in model.named_modules():
+        if not isinstance(stack, Stack):
+            continue
+        for layer, block in enumerate(stack.blocks):
+            assert isinstance(block, Block)
+            name = f"{path}.blocks.{layer}".lstrip(".")
+            yield _site(f"{name}.attention", block.attention, spec, causal=stack.causal, across=False)
+            if block.memory_attention is not None:
+                yield _site(f"{name}.memory_attention", block.memory_attention, spec, causal=False, across=True)
+
+
+def _site(path: str, module: nn.Module, spec: ModelSpec, *, causal: bool, across: bool) -> AttentionSite:
+    level = spec.attention.across() if across else spec.attention
+    latent = isinstance(module, LatentAttention)
+    width = spec.shape.d_head + (module.d_rope if isinstance(module, LatentAttention) else 0)
+    parts = {name for name, _ in module.named_modules()}
+
+    def part(name: str) -> str:
+        return f"{path}.{name}" if name in parts else ""  # a user's own attention may have others
+
+    return AttentionSite(
+        path=path,
+        num_heads=spec.num_heads,
+        num_groups=getattr(module, "groups", spec.num_heads),
+        query=part("query" if latent else "query_norm"),
+        key="" if latent else part("key_norm"),
+        value=part("value_up" if latent else "value"),
+        output=part("output"),
+        scale=_scale(spec, width, across=across),
+        window=level.window if isinstance(level, SlidingWindow | Longformer | BigBird) else None,
+        num_global=level.num_global if isinstance(level, Longformer | BigBird) else 0,
+        num_random=level.num_random if isinstance(level, BigBird) else 0,
+        causal=causal,
+        across=across,
+        shifted=isinstance(spec.position, TransformerXL) and not across,
+        feature_map=isinstance(level, Linear),
+    )
+
+
+def _scale(spec: ModelSpec, width: int, *, across: bool) -> float | None:
+    """The declared factor on q·k in evaluation; None where it is trained, or not the same for all dimensions."""
+    if isinstance(spec.scale, LearnedTemperature):
+        return None
+    position = spec.position.inner if isinstance(spec.position, Randomised) else spec.position
+    if across or not isinstance(position, YaRN):
+        return spec.scale.factor(width)
+    if spec.rotated_shape.d_head != width:
+        return None
+    return spec.scale.factor(width) * position.rotation(width, position.test_factor).amplitude ** 2
+
+
+def _positions(model: Transformer, spec: ModelSpec, length: int) -> Positions:
+    level, codes, frequencies = spec.position, None, None
+    if isinstance(level, Sinusoidal):
+        codes = level.codes(length, spec.d_model)
+    elif isinstance(level, Learned):
+        codes = model.get_parameter("position.table.weight").detach()[:length]
+    elif isinstance(level, RoPE):
+        frequencies = _geometric(spec.rotated_shape.d_head, level.base)
+    elif isinstance(level, ScaledRoPE):
+        frequencies = level.rotation(spec.rotated_shape.d_head, level.test_factor).frequency
+    known = not isinstance(level, Randomised) and not is_foreign(type(level))
+    first = "blocks.0" if model.encoder is None else "encoder.blocks.0"  # the encoder embeds its source first
+    return Positions(
+        act=not isinstance(level, NoPE),
+        relative=isinstance(level, RoPE | ScaledRoPE | ALiBi | T5Bias | TransformerXL),
+        frequencies=frequencies,
+        codes=codes,
+        factor=spec.embedding_scale.factor(spec.d_model),
+        embedding="embedding",
+        first_block=first if known else "",
+    )
+
+
+def _geometric(width: int, base: float) -> Tensor:
+    """base^{−2i/width} in fp64."""
+    return base ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+
+
+@torch.no_grad()
+def _first_loss(spec: RunSpec) -> float:
+    """The mean first loss of models that are drawn anew, as declared."""
+    batch, losses = spec.training_batch(0, torch.device(spec.device)), []
+    with torch.random.fork_rng():
+        for draw in range(REDRAWN):
+            model = build_model(spec.model, spec.task.vocab_size, seed=spec.seed + 1 + draw).to(spec.device)
+            losses.append(answer_loss(model(*batch.reading), batch.targets).item())
+    return sum(losses) / len(losses)
+
+
+def _held(model: Transformer, spec: RunSpec, tokens: Batch) -> tuple[int, int]:
+    """Bytes of a layer's own caches after the probe tokens, and those that their kind needs."""
+    count, length = tokens.inputs.shape
+    cache = model.cache(length)
+    source = () if tokens.source is None else (tokens.source,)
+    with torch.no_grad(), mode(model, training=False):
+        model(tokens.inputs, *source, cache=cache)
+    elements = spec.model.attention.cache_elements(spec.model.shape, length)
+    return sum(block.own.nbytes for block in cache.blocks), 4 * count * spec.model.num_layers * elements
+
+
+def _read(model: nn.Module, batch: Batch, pieces: Sequence[int]) -> Tensor:
+    """Logits of a batch that is read in pieces, with a cache."""
+    assert isinstance(model, Transformer)
+    cache, begin, found = model.cache(sum(pieces)), 0, []
+    for count in pieces:
+        source = () if batch.source is None else (batch.source,)
+        found.append(model(batch.inputs[:, begin : begin + count], *source, cache=cache))
+        begin += count
+    return torch.cat(found, dim=1)
+
+
+def declared_deviations(model: nn.Module, spec: ModelSpec) -> dict[str, float]:
+    """The deviation that each parameter of a linear map or an embedding of ours is declared to be drawn with."""
+    found = {
+        f"{path}.{name}": declared_deviation(module, name, parameter, spec.init, spec.num_layers)
+        for path, module in model.named_modules()
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+    return {name: deviation for name, deviation in found.items() if deviation is not None}
