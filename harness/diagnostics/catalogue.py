@@ -11,6 +11,16 @@ MOVES = 1e-5  # deviations of the logits: more is no rounding
 
 PROBES = (
     Probe(
+        name="finite",
+        symptom="weights or logits are not finite",
+        measures="numbers that are not",
+        measure=wiring.finite,
+        high=0,
+        cause="a softmax over −∞ only, a division by zero, or an overflow",
+        remedy="of a run that diverged look at an earlier checkpoint; else find the first module with such a result",
+        source="house",
+    ),
+    Probe(
         name="eval_determinism",
         symptom="two evaluations of the same tokens differ",
         measures="difference of the logits, in their deviations",
@@ -105,17 +115,17 @@ PROBES = (
     Probe(
         name="position_effect",
         symptom="the order of tokens is without effect",
-        measures="movement of the first attention's result when two tokens change places, in deviations",
+        measures="movement of the first attention's result when tokens change places, in deviations",
         measure=position.position_effect,
         low=1e-5,
-        cause="the declared position encoding is not applied",
+        cause="the declared position encoding is not applied, or to queries alone",
         remedy="add it to the embeddings, or hand it to every layer's attention, whichever it is made for",
         source="Vaswani et al. 2017, arXiv:1706.03762, section 3.5",
     ),
     Probe(
         name="position_uninvited",
         symptom="the order of tokens matters to the first attention, and no positions are declared",
-        measures="movement of its result when two tokens change places, in deviations",
+        measures="movement of its result when tokens change places, in deviations",
         measure=position.position_uninvited,
         high=1e-5,
         cause="a position encoding is still applied",
@@ -124,7 +134,7 @@ PROBES = (
     ),
     Probe(
         name="rotation_fit",
-        symptom="queries do not turn by the declared angles",
+        symptom="queries or keys do not turn by the declared angles",
         measures="the largest error of a pair's angle, in radians",
         measure=position.rotation_fit,
         high=1e-3,

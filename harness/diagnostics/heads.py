@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from harness.components.attention import positive
+from harness.components.position import Relation
 from harness.diagnostics.finding import Measured, NotApplicable
-from harness.diagnostics.operators import Attended, attended, removed
+from harness.diagnostics.operators import WRONG_DIMENSION, Attended, attended, removed
 from harness.diagnostics.subject import AttentionSite, Subject
-from harness.diagnostics.visibility import MOVED, Call, calls, first
+from harness.diagnostics.visibility import MOVED, NEVER_CALLED, Call, calls, first
 
 NEAR = 0.01  # of a factor
 
@@ -31,22 +32,22 @@ def scale_fit(subject: Subject) -> Measured | NotApplicable:
         for call in attended(subject):
             ran[call.path].append(call)
     ratios: dict[str, float] = {}
-    for site in sites:
+    for site in (site for site in sites if site.query in made):
         if ran[site.path]:
             ratios |= {f"{site.path} head {h}": r for h, r in enumerate(_softmax_ratios(site, ran[site.path], made))}
-        elif site.feature_map:
+        elif site.feature_map and site.key and site.value and site.output:
             ratios[site.path] = _linear_ratio(subject, site, made)
     if not ratios:
         return NotApplicable("no softmax ran in its sublayers")
     worst = max(ratios, key=lambda name: abs(math.log(max(ratios[name], 1e-30))))
-    site = next(site for site in sites if worst.startswith(site.path))
+    site = next(site for site in sites if site.path == worst.partition(" ")[0])
     return Measured(ratios[worst], worst, _scale_named(site, made[site.query], ratios[worst]), ratios)
 
 
 def _scale_named(site: AttentionSite, made: Tensor, ratio: float) -> str:
     """The usual factor that acts in place of the declared one; empty where it is none of them."""
     assert site.scale is not None
-    width = made.shape[-1] if made.dim() == 4 else made.shape[-1] // site.num_heads
+    width = site.part("query", made).shape[-1]
     usual = {
         "q·k is not scaled at all": 1.0,
         "q·k is divided by d_k, not by its root": 1 / width,
@@ -55,48 +56,49 @@ def _scale_named(site: AttentionSite, made: Tensor, ratio: float) -> str:
         "q·k is scaled twice": site.scale**2,
     }
     acts = ratio * site.scale
-    near = (cause for cause, factor in usual.items() if abs(math.log(acts / factor)) < NEAR < abs(math.log(ratio)))
-    return next(near, "")
+    return next((cause for cause, factor in usual.items() if abs(acts / factor - 1) < NEAR < abs(ratio - 1)), "")
 
 
 def _softmax_ratios(site: AttentionSite, ran: list[Attended], made: dict[str, Tensor]) -> list[float]:
     assert site.scale is not None
-    grown = _growth(site, made[site.query], [call.query for call in ran], site.num_heads)
+    grown = _growth(site, site.part("query", made[site.query]), [call.query for call in ran])
     if site.key:
-        of_keys = _growth(site, made[site.key], [call.key for call in ran], site.num_groups)
+        of_keys = _growth(site, site.part("key", made[site.key]), [call.key for call in ran])
         grown = grown * of_keys.repeat_interleave(len(grown) // len(of_keys))
     return [float(factor) for factor in grown * ran[0].scale / site.scale]
 
 
-def _growth(site: AttentionSite, made: Tensor, taken: list[Tensor], heads: int) -> Tensor:
+def _growth(site: AttentionSite, made: Tensor, taken: list[Tensor]) -> Tensor:
     """`(heads,)`, or one number where the kernel was not told of heads: the longest vector that a kernel took over the
-    longest that was made, both as far as positions have left them alone.
+    longest that was made, `(B, heads, T, d)`, both as far as positions have left them alone. Where keys of groups were
+    repeated for the heads, those of the heads.
     """
-    made = made if made.dim() == 4 else made.unflatten(-1, (heads, -1)).transpose(1, 2)
     width = made.shape[-1]
     parts = [made, *(x[..., :width] for x in taken)]
     if site.shifted:
         parts = [x - x.mean((0, 2), keepdim=True) for x in parts]
     longest = [x.double().norm(dim=-1).amax((0, 2)) for x in parts]
-    after = torch.stack(longest[1:]).amax(0)
-    before = longest[0] if len(after) == heads else longest[0].amax()[None]
+    after, before = torch.stack(longest[1:]).amax(0), longest[0]
+    before = before.amax()[None] if len(after) % len(before) else before.repeat_interleave(len(after) // len(before))
     return after / before.clamp(min=1e-30)
 
 
 def _linear_ratio(subject: Subject, site: AttentionSite, made: dict[str, Tensor]) -> float:
     """The factor whose linear attention comes nearest to what the sublayer gave, over the declared one."""
     assert site.scale is not None
-    query, key = made[site.query].double(), made[site.key].double()
-    value = made[site.value].double().unflatten(-1, (site.num_heads, -1)).transpose(1, 2)
+    query, key, value = (
+        x.repeat_interleave(site.num_heads // x.shape[1], dim=1)
+        for x in (site.part(name, made[getattr(site, name)]).double() for name in ("query", "key", "value"))
+    )
     with calls(subject) as found, inputs(subject, site.output) as mixed:
         call = found[site.path]
         call.again(call.hidden)
-    relation = call.args[1]
+    relation = next((x for x in call.args if isinstance(x, Relation)), None)
 
     def miss(factor: float) -> float:
         phi, other = positive(factor * query), positive(key)
-        turned, other_turned = relation.encode(phi, other)
-        above, below = turned @ other_turned.mT, phi @ other.mT
+        encoded, other_encoded = (phi, other) if relation is None else relation.encode(phi, other)
+        above, below = encoded @ other_encoded.mT, phi @ other.mT
         if site.causal:
             above, below = above.tril(), below.tril()
         given = (above @ value) / below.sum(-1, keepdim=True)
@@ -121,24 +123,20 @@ def kernel_parity(subject: Subject) -> Measured | NotApplicable:
     all sublayers.
     """
     errors: dict[str, float] = {}
-    sums: dict[str, float] = {}
+    causes: dict[str, str] = {}
     for call in attended(subject):
         exact, plain = call.recomputed(), call.recomputed(torch.float32).double()
         floor = torch.finfo(torch.float32).eps * float(exact.abs().max())
         name = f"{call.path or 'outside of the named sublayers'}, {call.kernel}"
-        error = _gap(call.output.double(), exact) / max(_gap(plain, exact), floor)
-        errors[name] = max(errors.get(name, 0.0), error)
-        if call.weights is not None:
-            sums[name] = _gap(call.weights.double().sum(-1), torch.ones(()).double())
+        errors[name] = max(errors.get(name, 0.0), _gap(call.output.double(), exact) / max(_gap(plain, exact), floor))
+        if not call.over_keys:
+            causes[name] = WRONG_DIMENSION
+        elif call.changed:
+            causes[name] = "weights are changed after the softmax: a mask belongs before it"
     if not errors:
         return NotApplicable("no softmax ran")
     worst = max(errors, key=errors.__getitem__)
-    changed = sums.get(worst, 0.0) > SUM
-    cause = "weights are changed after the softmax and do not sum to 1: a mask belongs before it" if changed else ""
-    return Measured(errors[worst], worst, cause, errors)
-
-
-SUM = 1e-3  # what a row of weights may miss 1 by
+    return Measured(errors[worst], worst, causes.get(worst, ""), errors)
 
 
 def _gap(one: Tensor, other: Tensor) -> float:
@@ -151,38 +149,56 @@ def head_isolation(subject: Subject) -> Measured | NotApplicable:
     sites = [site for site in subject.sites if site.value and site.output]
     if not sites:
         return NotApplicable("no projections of values are named")
-    wrong, causes = {}, {}
+    wrong: dict[str, float] = {}
+    causes: dict[str, str] = {}
     with calls(subject) as found:
         for site in (site for site in sites if site.path in found):
-            moved, owned = _moved_heads(subject, site, found[site.path]), _owned_heads(site)
+            call, groups = found[site.path], torch.arange(site.num_groups)[:, None]
+            moved = _moved_heads(subject, site, call)
+            owned = groups == torch.arange(site.num_heads) // (site.num_heads // site.num_groups)
             wrong[site.path] = float((moved != owned).sum())
-            if moved.equal(torch.arange(site.num_groups)[:, None] == torch.arange(site.num_heads) % site.num_groups):
+            if _exchanged(subject, site, call):
+                wrong[site.path] = float(owned.sum())
+                causes[site.path] = "keys and values are exchanged"
+            elif moved.equal(groups == torch.arange(site.num_heads) % site.num_groups):
                 causes[site.path] = "keys and values go to every num_groups-th head, not to neighbours"
+    if not wrong:
+        return NotApplicable(NEVER_CALLED)
     worst = max(wrong, key=wrong.__getitem__)
     return Measured(wrong[worst], worst if wrong[worst] else "", causes.get(worst, "") if wrong[worst] else "", wrong)
 
 
-def _owned_heads(site: AttentionSite) -> Tensor:
-    """`(G, H)`: the heads that read a group's values."""
-    return torch.arange(site.num_groups)[:, None] == torch.arange(site.num_heads) // (site.num_heads // site.num_groups)
-
-
 def _moved_heads(subject: Subject, site: AttentionSite, call: Call) -> Tensor:
     """`(G, H)`: the heads whose results move when a group's values do."""
-    weight = subject.model.get_submodule(site.value).weight
-    assert isinstance(weight, Tensor)
-    rows = len(weight) // site.num_groups
     before, moved = mixed(subject, site, call), []
     for group in range(site.num_groups):
-        part = weight.data[group * rows : (group + 1) * rows]
-        drawn = part.clone()
-        try:
-            part.mul_(-1)
+        with turned(subject, site, "value", slice(group, group + 1)):
             far = (mixed(subject, site, call) - before).abs().amax((0, 1)).unflatten(0, (site.num_heads, -1)).amax(-1)
-        finally:
-            part.copy_(drawn)
         moved.append(far > MOVED * before.std())
     return torch.stack(moved).cpu()
+
+
+def _exchanged(subject: Subject, site: AttentionSite, call: Call) -> bool:
+    """Whether results turn round when the keys do, as they must with the values."""
+    if not site.key:
+        return False
+    before = mixed(subject, site, call)
+    with turned(subject, site, "key", slice(None)):
+        after = mixed(subject, site, call)
+    return bool((after + before).abs().max() <= MOVED * before.std())
+
+
+@contextmanager
+def turned(subject: Subject, site: AttentionSite, name: str, heads: slice) -> Iterator[None]:
+    """Queries, keys or values of some heads, of the other sign."""
+
+    def turn(module: nn.Module, args: object, result: Tensor) -> Tensor:
+        other = result.clone()
+        site.part(name, other)[:, heads].neg_()
+        return other
+
+    with removed(subject.model.get_submodule(getattr(site, name)).register_forward_hook(turn)):
+        yield
 
 
 def mixed(subject: Subject, site: AttentionSite, call: Call) -> Tensor:

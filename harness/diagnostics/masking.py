@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from harness.diagnostics.finding import Measured, NotApplicable
-from harness.diagnostics.operators import attended
+from harness.diagnostics.operators import WRONG_DIMENSION, attended
 from harness.diagnostics.subject import Subject, kept, mode
-from harness.diagnostics.visibility import MOVED, calls, explain, influence
+from harness.diagnostics.visibility import MOVED, NEVER_CALLED, calls, explain, influence
 from harness.seeding import seed_global
 from tasks.task import PAD, Batch
 
@@ -37,13 +37,16 @@ def _hiding(subject: Subject) -> str:
         length = call.query.shape[2]
         if call.path not in sites or length != call.key.shape[2]:
             continue
-        ahead = ~sites[call.path].sees(length).to(call.query.device)
-        logits = call.logits()[..., ahead]
-        if call.weights is not None and not call.weights[..., ahead].any():
+        if not call.over_keys:
+            return WRONG_DIMENSION
+        ahead, logits = ~sites[call.path].sees(length).to(call.query.device), call.logits()
+        if bool((logits.softmax(-1)[..., ahead] <= MOVED).all()):
+            continue  # this sublayer hides them
+        if call.changed and call.weights is not None and not call.weights[..., ahead].any():
             return "the mask acts after the softmax, so that keys ahead still take their share of each row's sum"
-        if not logits.any():
+        if not logits[..., ahead].any():
             return "the mask sets logits to zero: before a softmax that hides nothing"
-        if call.mask is not None and bool((call.mask.expand(logits.shape[0], -1, -1, -1)[..., ahead] < -1).all()):
+        if call.mask is not None and bool((call.mask.expand_as(logits)[..., ahead] < -1).all()):
             return "the mask adds a finite number, which is too small to hide a key"
     return ""
 
@@ -103,7 +106,7 @@ def visibility(subject: Subject) -> Measured | NotApplicable:
     """
     if not any(not site.across for site in subject.sites):
         return NotApplicable("no attention sublayer is named")
-    wrong = {}
+    wrong: dict[str, float] = {}
     with calls(subject) as found:
         for site in (site for site in subject.sites if not site.across and site.path in found):
             seen = influence(found[site.path]) > MOVED
@@ -113,6 +116,8 @@ def visibility(subject: Subject) -> Measured | NotApplicable:
             wrong[site.path] = float(
                 ((declared & ~seen).sum() + more.clamp(min=0).sum() + (seen & ~allowed).sum()) / len(seen)
             )
+    if not wrong:
+        return NotApplicable(NEVER_CALLED)
     worst = max(wrong, key=wrong.__getitem__)
     return Measured(wrong[worst], worst if wrong[worst] else "", sublayers(subject)[1], wrong)
 
@@ -193,7 +198,7 @@ def masked_row(subject: Subject) -> Measured | NotApplicable:
 
 def mask_strength(subject: Subject) -> Measured | NotApplicable:
     """How far below zero the finite numbers lie that hide keys, as a multiple of the largest |logit|: the least of all
-    sublayers; infinite where −∞ hides.
+    sublayers; infinite where −∞ hides. Logits count as 1 at least: an untrained model's are smaller, and grow.
     """
     sites = {site.path: site for site in subject.sites if not site.across}
     strengths = {}
@@ -203,7 +208,7 @@ def mask_strength(subject: Subject) -> Measured | NotApplicable:
             continue
         hidden = ~site.sees(length).to(call.mask.device)
         least = call.mask.masked_fill(~hidden, -math.inf).max()
-        largest = replace(call, mask=None, causal=False).logits().abs().max().clamp(min=1e-6)
+        largest = replace(call, mask=None, causal=False).logits().abs().max().clamp(min=1.0)
         strengths[call.path] = float(-least / largest)
     worst = min(strengths, key=strengths.__getitem__, default="")
     return Measured(strengths.get(worst, math.inf), worst, evidence=strengths)

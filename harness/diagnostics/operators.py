@@ -2,6 +2,7 @@
 softmax of an explicit form, whoever wrote the model.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness.components.kernel import FUSED
 from harness.diagnostics.subject import Subject, kept, mode
 from harness.seeding import seed_global
+
+WRONG_DIMENSION = "the softmax runs over another dimension than that of keys"
+CAST = 0.01  # of the largest weight: more is no rounding to half precision
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class Attended:
         causal: whether the kernel itself hides keys ahead.
         output: `(N, H, T, d_v)`.
         weights: what an explicit form's values were multiplied with; None in a fused kernel.
+        changed: whether these are not what its softmax gave.
+        over_keys: whether the softmax ran over keys, as it must.
     """
 
     path: str
@@ -43,6 +49,8 @@ class Attended:
     causal: bool
     output: Tensor
     weights: Tensor | None = None
+    changed: bool = False
+    over_keys: bool = True
 
     def logits(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """scale · QKᵀ + mask, `(N, H, T, K)`."""
@@ -97,6 +105,15 @@ def removed(hook: Any) -> Iterator[None]:
         hook.remove()
 
 
+@dataclass(frozen=True)
+class _Softmax:
+    """One softmax: what it was of, what it gave, and whether it ran over the last dimension."""
+
+    logits: Tensor
+    weights: Tensor
+    over_keys: bool
+
+
 class _Watch(TorchDispatchMode):
     """Sees fused kernels, and pairs each softmax over keys with the product before it and the one after."""
 
@@ -104,18 +121,18 @@ class _Watch(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.where = where
         self.found: list[Attended] = []
-        self.products: list[tuple[Tensor, Tensor, Tensor]] = []  # left, right, result
-        self.softmax: tuple[Tensor, Tensor] | None = None  # logits and weights that no product has taken yet
+        self.products: list[tuple[Tensor, Tensor, Tensor]] = []  # left, right, what it came to
+        self.softmax: _Softmax | None = None  # whose weights no product has taken yet
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.__name__.partition(".")[0]
         if any(f"{mark}_attention" in name for mark in FUSED) and "backward" not in name:
             self._fused(name, func, args, kwargs or {}, result)
-        elif name == "bmm":
-            self._product(args[0], args[1], result)
+        elif name in ("bmm", "baddbmm"):  # the second adds its first argument, a mask
+            self._product(args[-2], args[-1], result)
         elif name in ("_softmax", "_safe_softmax") and args[0].dim() > 2:
-            self.softmax = (args[0], result)
+            self.softmax = _Softmax(args[0].clone(), result.clone(), args[1] % args[0].dim() == args[0].dim() - 1)
         return result
 
     def _fused(self, name: str, func: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -138,11 +155,10 @@ class _Watch(TorchDispatchMode):
         )
 
     def _product(self, left: Tensor, right: Tensor, result: Tensor) -> None:
-        if self.softmax is not None and _same_table(left, self.softmax[1]):
-            logits, _ = self.softmax
-            before = next((p for p in reversed(self.products) if _same_table(p[2], logits)), None)
+        if self.softmax is not None and _same_table(left, self.softmax.weights):
+            before = next((p for p in reversed(self.products) if _same_table(p[2], self.softmax.logits)), None)
             if before is not None:
-                self._explicit(*before, logits=logits, weights=left, value=right, output=result)
+                self._explicit(*before[:2], self.softmax, weights=left, value=right, output=result)
             self.softmax, self.products = None, []
         else:
             self.products.append((left, right, result))
@@ -151,44 +167,70 @@ class _Watch(TorchDispatchMode):
         self,
         query: Tensor,
         key: Tensor,
-        product: Tensor,
+        softmax: "_Softmax",
         *,
-        logits: Tensor,
         weights: Tensor,
         value: Tensor,
         output: Tensor,
     ) -> None:
-        lead = logits.shape[:-2] if logits.dim() == 4 else (logits.shape[0], 1)
-        product, mine = product.view(*lead, *product.shape[-2:]), logits.view(*lead, *logits.shape[-2:])
+        logits = softmax.logits
+        count, heads = logits.shape[0], math.prod(logits.shape[1:-2])
+        if len(key) % count:  # products of some other shape, which belong to something else
+            return
+
+        def table(x: Tensor) -> Tensor:
+            return x.reshape(count, heads, *logits.shape[-2:])
+
+        def of_queries(x: Tensor) -> Tensor:  # groups of heads may be one product with more rows
+            return x.reshape(count, heads, logits.shape[-2], x.shape[-1]).clone()
+
+        def of_keys(x: Tensor) -> Tensor:
+            return x.reshape(count, -1, *x.shape[-2:]).clone()
+
+        product, mine = table(query @ key), table(logits)
         scale = slope(product, mine)
+        weights, made = table(weights).clone(), table(softmax.weights)
         self.found.append(
             Attended(
                 path=self.where[-1] if self.where else "",
                 kernel="explicit",
-                query=query.reshape(*lead, *query.shape[-2:]).clone(),
-                key=key.mT.reshape(*lead, *key.mT.shape[-2:]).clone(),
-                value=value.reshape(*lead, *value.shape[-2:]).clone(),
+                query=of_queries(query),
+                key=of_keys(key.mT),
+                value=of_keys(value),
                 mask=mine.double() - scale * product.double(),
                 scale=scale,
                 causal=False,
-                output=output.reshape(*lead, *output.shape[-2:]).clone(),
-                weights=weights.reshape(*lead, *weights.shape[-2:]).clone(),
+                output=of_queries(output),
+                weights=weights,
+                changed=bool((weights - made).abs().max() > CAST * made.max()),
+                over_keys=softmax.over_keys,
             )
         )
 
 
 def _same_table(one: Tensor, other: Tensor) -> bool:
-    return one.numel() == other.numel() and one.shape[-2:] == other.shape[-2:]
+    return one.numel() == other.numel() and one.shape[-1] == other.shape[-1]
 
 
 def slope(product: Tensor, logits: Tensor) -> float:
     """The factor c of logits = c · product + mask, `(N, H, T, K)`, where the mask is the same for all sequences: from
     how far logits of one place differ between sequences. Of a single sequence: the least squares line.
+
+    Where heads have no dimension of their own, N is B · H, and only every H-th row has the same mask: the distance of
+    rows is taken that fits best.
     """
     x, y = product.double(), logits.double()
     usable = y.isfinite() & (y > -1e3)
-    if len(x) > 1:
-        both = usable & usable.roll(1, 0)
-        x, y, usable = x - x.roll(1, 0), y - y.roll(1, 0), both
-    x, y = x[usable], y[usable]
-    return float((x * y).sum() / (x * x).sum().clamp(min=1e-30))
+    distances = range(1, len(x)) if x.shape[1] == 1 else range(1, min(2, len(x)))
+    fits = [
+        line((x - x.roll(d, 0))[both], (y - y.roll(d, 0))[both])
+        for d in distances
+        if (both := usable & usable.roll(d, 0)).any()
+    ]
+    return min(fits, default=line(x[usable], y[usable]))[1]
+
+
+def line(x: Tensor, y: Tensor) -> tuple[float, float]:
+    """(mean squared residual, c) of y = c · x by least squares."""
+    c = (x * y).sum() / (x * x).sum().clamp(min=1e-30)
+    return float((y - c * x).square().mean()), float(c)

@@ -29,7 +29,7 @@ from harness.components.position import (
 from harness.components.scale import LearnedTemperature
 from harness.cost import empty_model
 from harness.module import TransformerModule, answer_loss
-from harness.schema import is_foreign
+from harness.schema import UserError, is_foreign
 from harness.seeding import generator, seed_global
 from harness.spec import ModelSpec, RunSpec
 from harness.transformer import Block, Stack, Transformer, buffers_kept, build_model
@@ -48,7 +48,8 @@ class AttentionSite:
         path: the sublayer, called with hidden states `(B, T, d_model)` first, by whatever name.
         num_heads: heads of queries.
         num_groups: heads of keys and values.
-        query: the module that gives queries of all heads, before positions and scale.
+        query: the module that gives queries of all heads, before positions and scale, `(B, T, heads · d)` or
+            `(B, heads, T, d)`. One that gives queries, keys and values side by side is named for all three.
         key: the same of keys.
         value: the same of values.
         output: the module that the heads' results go into, side by side `(B, T, heads · d)`.
@@ -77,6 +78,16 @@ class AttentionSite:
     across: bool = False
     shifted: bool = False
     feature_map: bool = False
+
+    def part(self, name: str, made: Tensor) -> Tensor:
+        """`(B, heads, T, d)`, a view: the queries, keys or values in what the module named for them gave."""
+        if made.dim() == 4:
+            return made
+        heads = {"query": self.num_heads, "key": self.num_groups, "value": self.num_groups}
+        if self.query == self.key == self.value:
+            width = made.shape[-1] // sum(heads.values())
+            made = made.split([count * width for count in heads.values()], -1)[list(heads).index(name)]
+        return made.unflatten(-1, (heads[name], -1)).transpose(1, 2)
 
     def sees(self, length: int) -> Tensor:
         """`(T, T)`: the keys (columns) that a query surely sees, as declared."""
@@ -118,7 +129,8 @@ class Subject:
 
     Attributes:
         model: left as it was by every probe.
-        tokens: a few sequences of arbitrary tokens, without padding: what structure is judged on.
+        tokens: some sequences of arbitrary tokens, two at least, of three tokens at least, without padding: what
+            structure is judged on.
         batch: sequences with targets, as training reads them; None: what needs targets is not looked at.
         predict: logits `(B, T, V)` of a batch, through the kernels that training uses.
         causal: whether a token may depend only on those before it.
@@ -140,6 +152,9 @@ class Subject:
         idle: parameters that may be without gradient for a while, as those of experts that nobody chose.
         parameters: names of all that there should be; empty: not declared.
         spec: what ours was made from.
+
+    Raises:
+        UserError: there are too few tokens.
     """
 
     model: nn.Module
@@ -164,6 +179,11 @@ class Subject:
     idle: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     spec: RunSpec | None = None
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` for tokens that say too little: of one sequence, a scale and a mask are one."""
+        if len(self.tokens.inputs) < 2 or self.tokens.inputs.shape[1] < 3:
+            raise UserError("tokens: probes need two sequences of three tokens at least")
 
     @torch.no_grad()
     def logits(self, batch: Batch, *, training: bool = False, draw: int = 0) -> Tensor:

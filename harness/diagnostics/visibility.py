@@ -14,6 +14,7 @@ from harness.diagnostics.subject import AttentionSite, Subject, kept, mode
 from harness.seeding import generator, seed_global
 
 SMALL = 0.01
+NEVER_CALLED = "no named attention sublayer is ever called"
 MOVED = 1e-6  # of the results' deviation: what is hidden by −∞ moves nothing at all
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from harness.diagnostics.finding import Measured, NotApplicable
 from harness.diagnostics.masking import apart
+from harness.diagnostics.operators import WRONG_DIMENSION, attended
 from harness.diagnostics.subject import Subject, kept, mode
 from harness.seeding import seed_global
 from tasks.task import Batch
@@ -22,10 +23,10 @@ def wiring(subject: Subject) -> Measured | NotApplicable:
     declared and missing or there and not declared.
     """
     wrong = dict(_undeclared(subject))
-    if subject.optimizer is not None:
+    if subject.optimizer is not None and has_loss(subject):
         wrong = dict(_unmoved(subject, subject.optimizer)) | wrong
     elif not subject.parameters:
-        return NotApplicable("no optimiser and no parameters are declared")
+        return NotApplicable("no optimiser with something to learn and no parameters are declared")
     where = next(iter(wrong), "")
     more = f" and {len(wrong) - 1} others" if len(wrong) > 1 else ""
     return Measured(float(len(wrong)), where, f"{where} {wrong[where]}{more}" if wrong else "")
@@ -74,6 +75,11 @@ def _step(subject: Subject, optimizer: torch.optim.Optimizer, step: int) -> floa
     return loss.item()
 
 
+def has_loss(subject: Subject) -> bool:
+    """Whether there is something that training would learn from."""
+    return subject.training_loss is not None or subject.batch is not None
+
+
 def training_loss(subject: Subject, step: int) -> Tensor:
     """The loss of a training step."""
     if subject.training_loss is not None:
@@ -85,9 +91,10 @@ def training_loss(subject: Subject, step: int) -> Tensor:
 
 @contextmanager
 def trained(subject: Subject) -> Iterator[None]:
-    """Training mode; afterwards parameters, buffers, gradients and draws are what they were."""
+    """Training mode, without gradients so far; afterwards parameters, buffers, gradients and draws are as before."""
     model = subject.model
     before = {p: (p.detach().clone(), p.grad) for p in model.parameters()}
+    model.zero_grad()
     with mode(model, training=True), kept(model):
         try:
             yield
@@ -100,9 +107,8 @@ def trained(subject: Subject) -> Iterator[None]:
 
 def accumulation_parity(subject: Subject) -> Measured | NotApplicable:
     """How far gradients added up over micro-batches of unequal sizes are from those of the whole batch, relative."""
-    if subject.accumulate is None:
-        return NotApplicable("training reads one batch a step")
-    assert subject.batch is not None
+    if subject.accumulate is None or subject.batch is None:
+        return NotApplicable("training reads one batch a step" if subject.batch else "there is no batch with targets")
     whole, count = subject.batch, len(subject.batch.inputs)
     cut = max(1, count // 3)
     parts = [whole.rows(slice(0, cut)), whole.rows(slice(cut, count))]
@@ -113,10 +119,25 @@ def accumulation_parity(subject: Subject) -> Measured | NotApplicable:
 def _gradients(subject: Subject, batches: list[Batch]) -> Tensor:
     assert subject.accumulate is not None
     with trained(subject):
-        subject.model.zero_grad()
         seed_global(0, "diagnostics")
         subject.accumulate(batches)
         return torch.cat([p.grad.flatten().clone() for p in subject.model.parameters() if p.grad is not None])
+
+
+def finite(subject: Subject) -> Measured:
+    """Numbers that are not finite, in weights and in the logits of both modes."""
+    weights = [*subject.model.parameters(), *subject.model.buffers()]
+    bad = {
+        "weights": sum(int((~x.isfinite()).sum()) for x in weights),
+        "logits in evaluation mode": int((~subject.logits(subject.tokens).isfinite()).sum()),
+        "logits in training mode": int((~subject.logits(subject.tokens, training=True).isfinite()).sum()),
+    }
+    cause = ""
+    if bad["weights"]:
+        cause = "weights are not finite: training has diverged, or a file is damaged"
+    elif any(bad.values()) and not all(call.over_keys for call in attended(subject)):
+        cause = WRONG_DIMENSION
+    return Measured(float(sum(bad.values())), next((name for name, n in bad.items() if n), ""), cause, bad)
 
 
 def eval_determinism(subject: Subject) -> Measured:
@@ -127,8 +148,8 @@ def eval_determinism(subject: Subject) -> Measured:
 
 def overfit_one_batch(subject: Subject) -> Measured | NotApplicable:
     """The training loss after 200 steps on one batch, over its start."""
-    if subject.optimizer is None:
-        return NotApplicable("no optimiser is declared")
+    if subject.optimizer is None or not has_loss(subject):
+        return NotApplicable("no optimiser with something to learn is declared")
     with trained(subject):
         optimizer = subject.optimizer()
         losses = [_step(subject, optimizer, step) for step in range(OVERFIT)]

@@ -164,7 +164,7 @@ class Fragile(nn.Module):
         x = self.embedding(tokens)
         logits = x @ x.mT
         if real is not None:
-            logits = logits.masked_fill(~real[:, None], float("-inf"))
+            logits = logits + torch.where(real[:, None], 0.0, float("-inf"))  # masked_fill would stop the NaN
         weights = logits.softmax(-1)
         if real is not None:
             weights = torch.where(real[:, :1, None], weights, 0.0)

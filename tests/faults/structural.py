@@ -83,6 +83,10 @@ def _explicit(heads: Heads, mask: Callable[[Tensor, Tensor], Tensor], after: boo
     return weights @ value
 
 
+def diverged(module: TransformerModule, strength: float) -> None:
+    module.model.blocks[0].feedforward.get_parameter("0.weight").data[0, 0] = float("nan")
+
+
 def no_mask(module: TransformerModule, strength: float) -> None:
     mixing(module, lambda own, heads: own(replace(heads, causal=False)))
 
@@ -378,6 +382,7 @@ tied: dict[str, Any] = {"output_head": Tied(), "init": Initialisation(embedding=
 encoder: dict[str, Any] = {"architecture": EncoderOnly()}
 
 FAULTS = (
+    Fault(diverged, "finite"),
     *(
         Fault(patch, "causal_leak", model)
         for patch in (no_mask, mask_of_zeros, mask_after_softmax)
