@@ -711,6 +711,7 @@ class LinearAttention(Projected):
             below, norm = self._product(query, key, ones, causal, sums[1] if sums else None)
         if isinstance(cache, StateCache):
             cache.sums = (state, norm)
+        below = torch.where(below == 0, 1.0, below)  # of padding alone: 0 / 0 would make every gradient NaN
         return self.output(joined((above / below).to(value.dtype)))
 
     def _product(

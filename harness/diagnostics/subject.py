@@ -228,7 +228,7 @@ def logits_of(output: Any) -> Tensor:
 
 def subject_of(spec: RunSpec, module: TransformerModule | None = None, *, trained: bool = False) -> Subject:
     """The subject of a run: its untrained model, or `module` as it is; say whether that is `trained`."""
-    module = TransformerModule(spec) if module is None else module
+    module = (TransformerModule(spec) if module is None else module).to(spec.device)
     causal = spec.model.architecture.is_causal()
     tokens = _probe_tokens(spec)
 

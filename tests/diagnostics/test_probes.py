@@ -41,6 +41,11 @@ HEALTHY: dict[str, dict[str, Any]] = {
     },
     "BigBird, learned": {"attention": attention.BigBird(), "position": position.Learned()},
     "linear, RoPE": {"attention": attention.Linear(), "position": position.RoPE()},
+    "linear encoder": {
+        "attention": attention.Linear(),
+        "position": position.RoPE(),
+        "architecture": architecture.EncoderOnly(),
+    },
     "linear, NoPE": {"attention": attention.Linear(), "position": position.NoPE()},
     "Transformer-XL": {"position": position.TransformerXL(), "norm_placement": norm.SandwichNorm()},
     "randomised": {"position": position.Randomised(inner=position.RoPE())},
