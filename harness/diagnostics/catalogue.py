@@ -5,7 +5,7 @@ In the order of triage: what lies further up explains what lies below it. A diag
 
 from harness.diagnostics import decoding, heads, initial, masking, position, wiring
 from harness.diagnostics.finding import Finding, Probe
-from harness.diagnostics.subject import Subject
+from harness.diagnostics.subject import Subject, one_thread
 
 MOVES = 1e-5  # deviations of the logits: more is no rounding
 
@@ -283,4 +283,5 @@ PROBES = (
 
 def examine(subject: Subject, *, dear: bool = False) -> list[Finding]:
     """What every probe finds, in the order of triage; with `dear` also those that take long."""
-    return [probe.examine(subject) for probe in PROBES if dear or not probe.on_request]
+    with one_thread():
+        return [probe.examine(subject) for probe in PROBES if dear or not probe.on_request]

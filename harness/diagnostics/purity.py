@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from harness.components.init import declared_deviation
+from harness.diagnostics.subject import one_thread
 from harness.module import TransformerModule
 from harness.schema import Changes, Spec
 from harness.seeding import seed_global
@@ -74,7 +75,7 @@ def shown(spec: RunSpec) -> dict[str, Any]:
     """What a run computes before it has come far: its parameters, how they are drawn, the first outputs, losses, data,
     factors of the learning rate, the parameters after some steps, and what evaluation makes of a sequence.
     """
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), one_thread():
         module = TransformerModule(spec).to(spec.device)
         batches = [module.batch(step) for step in range(STEPS)]
         seed_global(spec.seed, "purity")

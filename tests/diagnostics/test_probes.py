@@ -120,9 +120,10 @@ def test_a_subject_stays_as_it_was() -> None:
     module.model.blocks[0].eval()
     subject, modes = subject_of(spec, module), [part.training for part in module.modules()]
     state = {name: value.clone() for name, value in module.state_dict().items()}
-    draws = torch.get_rng_state()
+    draws, threads = torch.get_rng_state(), torch.get_num_threads()
     examine(subject, dear=True)
     assert draws.equal(torch.get_rng_state())
+    assert torch.get_num_threads() == threads
     assert modes == [part.training for part in module.modules()]
     assert all(value.equal(state[name]) for name, value in module.state_dict().items())
     assert all(parameter.grad is None for parameter in module.parameters())
