@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from harness.conduct import check_comparisons
 from harness.locate import ablation_files, find_ablation
 from harness.report import write_report
 from harness.report.wording import markdown
@@ -65,6 +66,13 @@ def test_every_variant_trains_two_steps_and_has_its_place_in_a_report(name: str,
     for variant in plan.variants:
         assert markdown(variant) in text
     assert len(pd.read_csv(tmp_path / "comparison.csv")) == (len(plan.variants) - 1) * len(plan.ablation.tasks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", ["smoke", "quick"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_variant_differs_from_what_it_is_compared_with_as_declared(name: str, budget: str) -> None:
+    check_comparisons(make_plan(name, find_ablation(name).ablation, budget=budget, seeds=1, device="cpu"))
 
 
 def test_quick_has_seeds_enough_to_decide_something() -> None:
