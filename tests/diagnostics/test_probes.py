@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from harness import ModelSpec, RunSpec, TrainSpec
 from harness.components import architecture, attention, embedding, feedforward, init, norm, position, residual, scale
+from harness.components.output_projection import NoProjection
 from harness.components.qk_norm import QKNorm
 from harness.diagnostics import PROBES, Finding, Measured, NotApplicable, Subject, examine, subject_of
 from harness.diagnostics.masking import masked_row
 from harness.diagnostics.wiring import accumulation_parity
 from harness.module import TransformerModule, answer_loss
+from harness.schema import Level, is_foreign
 from harness.spec import Padded
 from tasks import Copy
 from tasks.task import IGNORED, Batch
@@ -63,6 +65,13 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "learned temperature": {"scale": scale.LearnedTemperature(), "position": position.LinearRoPE()},
     "BatchNorm": {"norm": norm.BatchNorm(), "norm_placement": norm.PreNorm()},
     "nothing normalised": {"norm_placement": norm.NoNorm()},
+    "drawn wider, no W_o": {
+        "output_projection": NoProjection(),
+        "feedforward": feedforward.GELU(),
+        "init": init.Initialisation(
+            linear=init.Kaiming(), qkv=init.Kaiming(), residual=init.Kaiming(), embedding=init.Kaiming()
+        ),
+    },
     "no residual": {"residual": residual.NoResidual(), "norm_placement": norm.PreNorm()},
     "mixture, full": {"feedforward": feedforward.MoE(capacity=1.0, jitter=0.1, num_shared=1, z_loss=0.001)},
     "mixture of gates": {"feedforward": feedforward.MoE(expert=feedforward.SwiGLU(d_ff=16), top_k=1, bias_rate=0.01)},
@@ -81,6 +90,14 @@ def alarms(findings: list[Finding]) -> list[str]:
 def test_nothing_alarms_in_a_model_as_declared(model: dict[str, Any]) -> None:
     module = TransformerModule(RunSpec(model=ModelSpec(**model), task=Copy()))
     assert not [finding.document() for finding in found_in(module) if finding.alarms]
+
+
+def test_healthy_models_have_every_level() -> None:
+    tried = {type(part) for model in HEALTHY.values() for part in ModelSpec(**model).specs()}
+    axes = {base for part in tried for base in part.__mro__ if Level in base.__bases__}
+    levels = {level for axis in axes for level in axis.levels().values() if not is_foreign(level)}
+    assert {"Attention", "Position", "Norm", "Draw"} <= {axis.__name__ for axis in axes}
+    assert levels - tried == set()
 
 
 CASES = [(fault, strength) for fault in FAULTS for strength in fault.strengths]
