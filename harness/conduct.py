@@ -143,15 +143,16 @@ def check_comparisons(plan: Plan) -> None:
     """Raise `UserError` where a variant computes nothing else than what it is compared with, or where something differs
     that its fields do not declare to change. What cannot be computed at all fails as a run, which is a result.
     """
-    from harness.diagnostics.purity import impurities  # Lightning: a finished study should not wait for it
+    from harness.diagnostics import purity  # Lightning: a finished study should not wait for it
 
     for task, variant, reference in plan.comparisons():
         try:
-            wrong = impurities(plan.first(reference, task), plan.first(variant, task))
+            wrong = purity.impurities(plan.first(reference, task), plan.first(variant, task))
         except Exception:  # of a user's level, anything
             continue
         if wrong:
             raise UserError(f"variants.{variant}: compared with {quoted(reference)} on {task}, {wrong[0]}; mend it")
+    purity.shown.cache_clear()  # its models would stay in a GPU's memory as long as the study runs
 
 
 def undecidable(plan: Plan) -> list[str]:

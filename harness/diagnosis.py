@@ -34,9 +34,12 @@ def of_spec(name: str) -> Examined:
     Raises:
         UserError: neither a preset nor such a file.
     """
+    return Examined(name, subject_of(_run_spec(name)))
+
+
+def _run_spec(name: str) -> RunSpec:
     spec = spec_named(name)
-    run = spec if isinstance(spec, RunSpec) else RunSpec(model=spec, task=Copy())
-    return Examined(name, subject_of(run))
+    return spec if isinstance(spec, RunSpec) else RunSpec(model=spec, task=Copy())
 
 
 def of_run(name: str, results: Path) -> Examined:
@@ -46,11 +49,7 @@ def of_run(name: str, results: Path) -> Examined:
         UserError: there is no such run, or its spec or its weights cannot be read.
     """
     folder = _folder(name, results)
-    try:
-        spec = RunSpec.parse((folder / "spec.json").read_text())
-    except (OSError, UnicodeDecodeError, UserError) as error:
-        hint = " (levels and tasks of your own file: --load FILE)" * ("unknown " in str(error))
-        raise UserError(f"{folder / 'spec.json'}: {error}{hint}") from error
+    spec = _run_spec(str(folder / "spec.json"))
     module = TransformerModule(spec)
     weights = next((folder / file for file in FILES if (folder / file).exists()), None)
     if weights is not None:

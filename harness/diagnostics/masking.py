@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.diagnostics.finding import Measured, NotApplicable
 from harness.diagnostics.operators import WRONG_DIMENSION, attended
-from harness.diagnostics.subject import Subject, kept, mode
+from harness.diagnostics.subject import AttentionSite, Subject, kept, mode
 from harness.diagnostics.visibility import MOVED, NEVER_CALLED, calls, explain, influence
 from harness.seeding import seed_global
 from tasks.task import PAD, Batch
@@ -26,7 +26,7 @@ def causal_leak(subject: Subject) -> Measured | NotApplicable:
     leaks = {way: _leak(subject, logits) for way, logits in _ways(subject)}
     worst = max(leaks, key=leaks.__getitem__)
     if leaks["in evaluation mode"] > MOVED:
-        return Measured(leaks[worst], worst, _hiding(subject) or sublayers(subject)[1], leaks)
+        return Measured(leaks[worst], worst, _hiding(subject) or mistake(subject), leaks)
     return Measured(leaks[worst], worst, f"tokens ahead are seen {worst} only" if leaks[worst] else "", leaks)
 
 
@@ -86,18 +86,16 @@ def apart(difference: Tensor, scale: Tensor) -> float:
     return math.inf if math.isnan(found) else found
 
 
-def sublayers(subject: Subject) -> tuple[str, str]:
-    """The first attention sublayer that sees what it must not, or not what it must, and the mistake that explains it;
-    empty where there is none.
-    """
+def seen_by(subject: Subject) -> list[tuple[AttentionSite, Tensor]]:
+    """Each attention sublayer that is called and reads its own tokens, and what it sees, `(B, T, T)`."""
     with calls(subject) as found:
-        for site in subject.sites:
-            if site.across or site.path not in found:
-                continue
-            seen = influence(found[site.path]) > MOVED
-            if cause := explain(site, seen):
-                return site.path, cause
-    return "", ""
+        sites = [site for site in subject.sites if not site.across and site.path in found]
+        return [(site, influence(found[site.path]) > MOVED) for site in sites]
+
+
+def mistake(subject: Subject) -> str:
+    """The first mistake that explains what a sublayer sees; empty where there is none."""
+    return next(filter(None, (explain(site, seen) for site, seen in seen_by(subject))), "")
 
 
 def visibility(subject: Subject) -> Measured | NotApplicable:
@@ -107,19 +105,19 @@ def visibility(subject: Subject) -> Measured | NotApplicable:
     if not any(not site.across for site in subject.sites):
         return NotApplicable("no attention sublayer is named")
     wrong: dict[str, float] = {}
-    with calls(subject) as found:
-        for site in (site for site in subject.sites if not site.across and site.path in found):
-            seen = influence(found[site.path]) > MOVED
-            declared = site.sees(seen.shape[-1]).to(seen.device)
-            more = (seen & ~declared).sum(-1) - site.num_random  # so many others may be drawn for a query
-            allowed = torch.ones_like(declared).tril() if site.causal else torch.ones_like(declared)
-            wrong[site.path] = float(
-                ((declared & ~seen).sum() + more.clamp(min=0).sum() + (seen & ~allowed).sum()) / len(seen)
-            )
+    causes = []
+    for site, seen in seen_by(subject):
+        causes.append(explain(site, seen))
+        declared = site.sees(seen.shape[-1]).to(seen.device)
+        more = (seen & ~declared).sum(-1) - site.num_random  # so many others may be drawn for a query
+        allowed = torch.ones_like(declared).tril() if site.causal else torch.ones_like(declared)
+        wrong[site.path] = float(
+            ((declared & ~seen).sum() + more.clamp(min=0).sum() + (seen & ~allowed).sum()) / len(seen)
+        )
     if not wrong:
         return NotApplicable(NEVER_CALLED)
     worst = max(wrong, key=wrong.__getitem__)
-    return Measured(wrong[worst], worst if wrong[worst] else "", sublayers(subject)[1], wrong)
+    return Measured(wrong[worst], worst if wrong[worst] else "", next(filter(None, causes), ""), wrong)
 
 
 def batch_leak(subject: Subject) -> Measured | NotApplicable:
@@ -184,8 +182,9 @@ def masked_row(subject: Subject) -> Measured | NotApplicable:
     if not subject.takes_padding:
         return NotApplicable("padding is not marked")
     tokens = subject.tokens
-    nothing, everything = (torch.zeros_like(tokens.inputs, dtype=torch.bool) | bool(full) for full in (0, 1))
-    real = torch.cat([everything[:-1], nothing[-1:]])
+    everything = torch.ones_like(tokens.inputs, dtype=torch.bool)
+    real = everything.clone()
+    real[-1] = False
     batch = replace(marked(tokens, real, PAD), **({} if tokens.source is None else {"real": everything}))
     with mode(subject.model, training=True), kept(subject.model):
         seed_global(0, "diagnostics")

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.components.kernel import FUSED
-from harness.diagnostics.subject import Subject, kept, mode
-from harness.seeding import seed_global
+from harness.diagnostics.subject import Subject
 
 WRONG_DIMENSION = "the softmax runs over another dimension than that of keys"
 CAST = 0.01  # of the largest weight: more is no rounding to half precision
@@ -72,13 +71,12 @@ class Attended:
 
 def attended(subject: Subject) -> list[Attended]:
     """What ran in a forward pass over the probe tokens, in evaluation mode."""
-    with torch.no_grad(), mode(subject.model, training=False), kept(subject.model), _inside(subject) as where:
+    with _inside(subject) as where:
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # torch's own encoder layer would be one operator
         try:
-            seed_global(0, "diagnostics")
             with _Watch(where) as watch:
-                subject.predict(subject.model, subject.tokens)
+                subject.logits(subject.tokens)
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
     return watch.found

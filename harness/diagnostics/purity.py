@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.components.init import declared_deviation
-from harness.diagnostics.subject import one_thread
+from harness.diagnostics.subject import declared_deviations, one_thread
 from harness.module import TransformerModule
 from harness.schema import Changes, Spec
 from harness.seeding import seed_global
@@ -83,7 +82,7 @@ def shown(spec: RunSpec) -> dict[str, Any]:
         parameters = dict(module.model.named_parameters())
         found = {
             "parameters": {name: tuple(value.shape) for name, value in parameters.items()},
-            "draws": dict(_draws(module, spec.model)),
+            "draws": _draws(module, spec.model),
             "outputs": outputs,
             "data": [part for batch in batches for part in batch.reading],
             "schedule": [spec.train.schedule.factor(n, spec.train.steps, spec.model.d_model) for n in _places(spec)],
@@ -99,13 +98,11 @@ def _places(spec: RunSpec) -> range:
     return range(0, spec.train.steps, max(1, spec.train.steps // 50))
 
 
-def _draws(module: TransformerModule, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
+def _draws(module: TransformerModule, spec: ModelSpec) -> dict[str, Tensor]:
     """Linear maps and embeddings in units of their declared deviation: models share what is drawn from (seed, name)."""
-    for path, part in module.model.named_modules():
-        for name, value in part.named_parameters(recurse=False):
-            deviation = declared_deviation(part, name, value, spec.init, spec.num_layers)
-            if deviation:
-                yield f"{path}.{name}", value.detach() / deviation
+    deviations = declared_deviations(module.model, spec)
+    parameters = module.model.named_parameters()
+    return {name: value.detach() / deviations[name] for name, value in parameters if deviations.get(name)}
 
 
 @torch.no_grad()

@@ -3,15 +3,16 @@ code, the sublayer is called again with one token's hidden state replaced, and w
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from harness.diagnostics.operators import removed
 from harness.diagnostics.subject import AttentionSite, Subject, kept, mode
-from harness.seeding import generator, seed_global
+from harness.seeding import generator
 
 SMALL = 0.01
 NEVER_CALLED = "no named attention sublayer is ever called"
@@ -59,20 +60,16 @@ def first(result: Any) -> Tensor:
 def calls(subject: Subject) -> Iterator[dict[str, Call]]:
     """The calls of all attention sublayers in a forward pass over the probe tokens, in evaluation mode."""
     found: dict[str, Call] = {}
-    hooks = []
-    for site in subject.sites:
+    with ExitStack() as hooks:
+        for site in subject.sites:
 
-        def keep(module: nn.Module, args: Any, kwargs: Any, result: Any, path: str = site.path) -> None:
-            found.setdefault(path, Call(module, args, kwargs, first(result)))
+            def keep(module: nn.Module, args: Any, kwargs: Any, result: Any, path: str = site.path) -> None:
+                found.setdefault(path, Call(module, args, kwargs, first(result)))
 
-        hooks.append(subject.model.get_submodule(site.path).register_forward_hook(keep, with_kwargs=True))
+            module = subject.model.get_submodule(site.path)
+            hooks.enter_context(removed(module.register_forward_hook(keep, with_kwargs=True)))
+        subject.logits(subject.tokens)
     with torch.no_grad(), mode(subject.model, training=False), kept(subject.model):
-        try:
-            seed_global(0, "diagnostics")
-            subject.predict(subject.model, subject.tokens)
-        finally:
-            for hook in hooks:
-                hook.remove()
         yield found
 
 
