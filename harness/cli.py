@@ -224,6 +224,9 @@ def _study_options(parser: Parser) -> None:
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
     )
     _add_tracking(parser)
+    parser.add_argument(
+        "--no-diagnostics", action="store_true", help="neither probe models nor watch them train; records say so"
+    )
     parser.add_argument("--plan", action="store_true", help="show what would run and what it would cost; write nothing")
 
 

@@ -78,6 +78,7 @@ def ablate(options: "Namespace") -> Answer:
             tracking_uri=options.tracking_uri,
             results=options.results,
             display=display,
+            diagnose=not options.no_diagnostics,
             command=without_password(options.typed),
         )
     return _ended(options, name, outcome)
@@ -328,13 +329,17 @@ def _answers(reference: Path) -> Answer:
 def _probes() -> Answer:
     """The catalogue of what `diagnose` looks for."""
     with importing():
-        from harness.diagnostics import PROBES
+        from harness.diagnostics import DETECTORS, PROBES
 
     def show() -> None:
         for probe in PROBES:
             _say("", *probe.lines())
+        _say("", "Detectors, of how a run trained:")
+        for detector in DETECTORS:
+            _say("", *detector.lines())
 
-    return Answer({"probes": [probe.document() for probe in PROBES]}, show)
+    kinds = {"probes": [p.document() for p in PROBES], "detectors": [d.document() for d in DETECTORS]}
+    return Answer(kinds, show)
 
 
 def _show_catalogue(found: dict[str, Any]) -> None:
@@ -440,16 +445,15 @@ def _bytes(count: float) -> str:
 
 
 def diagnose(options: "Namespace") -> Answer:
-    """What probes find in the untrained model of a spec, or in that of a run."""
+    """What probes find in the untrained model of a spec, or in that of a run, and detectors in how it trained."""
     with importing():
         from harness.diagnosis import of_run, of_spec
-        from harness.diagnostics import examine
 
     if (options.run_name is None) == (options.spec is None):
         raise UserError("name a run, or a preset or file with --spec; `harness diagnose --help` says more")
     _load_files(options)
     found = of_spec(options.spec) if options.spec is not None else of_run(options.run_name, options.results)
-    findings = examine(found.subject, dear=options.overfit)
+    findings = found.findings(dear=options.overfit)
     alarms = [finding for finding in findings if finding.alarms]
     document = {
         "model": found.name,
@@ -462,10 +466,14 @@ def diagnose(options: "Namespace") -> Answer:
         _say(f"{found.name}{f' ({found.outcome})' if found.outcome else ''}")
         for finding in alarms:
             _say(*finding.lines())
+        for finding in findings:
+            if finding.remarks:
+                _say(f"(unusual, and often healthy) {finding.lines()[0]}", finding.lines()[1])
         looked = sum(finding.measured for finding in findings)
         seconds = sum(finding.seconds for finding in findings)
         said = f"{len(alarms)} of them alarm" if alarms else "none of them alarms"
-        _say(f"{looked} probes looked at it, {said}; {len(findings) - looked} do not apply ({seconds:.1f} s)")
+        rest = f"{len(findings) - looked} do not apply ({seconds:.1f} s)"
+        _say(f"{looked} probes and detectors looked at it, {said}; {rest}")
 
     return Answer(document, show, INCOMPLETE if alarms else DONE)
 

@@ -95,11 +95,13 @@ def run_study(
     tracking_uri: str | None = None,
     results: str | Path = "results",
     display: Display | None = None,
+    diagnose: bool = True,
     command: str = "",
 ) -> Outcome:
     """Run what is left of a study and write its report into `results/name`, that of a pilot into `results/name-pilot`.
 
-    Ended runs are not done again, interrupted ones resume. Ctrl-C (and SIGTERM, SIGHUP) saves and stops.
+    Ended runs are not done again, interrupted ones resume. Without `diagnose` neither structural probes nor detectors
+    look at the runs, and their records say so. Ctrl-C (and SIGTERM, SIGHUP) saves and stops.
 
     Raises:
         UserError: `ablation` is no Ablation, the plan cannot be made, the folder cannot be written, another process
@@ -131,7 +133,7 @@ def run_study(
         check_comparisons(plan)
         write_plan(plan, folder, {"command": command, "tracking_uri": store})
         todo = [
-            Job(cell.fingerprint, cell.spec.model_dump_json(), folder / "runs" / cell.fingerprint, sources)
+            Job(cell.fingerprint, cell.spec.model_dump_json(), folder / "runs" / cell.fingerprint, sources, diagnose)
             for cell in plan.cells
             if states[cell.fingerprint] not in ENDED
         ]

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from harness.catalogue import spec_named
-from harness.diagnostics import Subject, subject_of
+from harness.diagnostics import Finding, History, Subject, detect, examine, history_of, subject_of
 from harness.module import TransformerModule
-from harness.record import RunRecord
+from harness.record import RunRecord, read_curves
 from harness.results import run_id
 from harness.schema import UserError
 from harness.spec import RunSpec
@@ -20,11 +20,16 @@ FILES = ("model.pt", "checkpoint.ckpt")  # weights, the latest first
 
 @dataclass(frozen=True)
 class Examined:
-    """A subject, and what to call it; `outcome` of a run that has ended."""
+    """A subject, and what to call it; of a run also its history, and the `outcome` once it has ended."""
 
     name: str
     subject: Subject
     outcome: str = ""
+    history: History | None = None
+
+    def findings(self, *, dear: bool) -> list[Finding]:
+        """What probes find in the model, and detectors in the history, in the order of triage."""
+        return examine(self.subject, dear=dear) + ([] if self.history is None else detect(self.history))
 
 
 def of_spec(name: str) -> Examined:
@@ -55,7 +60,11 @@ def of_run(name: str, results: Path) -> Examined:
     if weights is not None:
         _load(module, weights)
     said = f"{folder.name}, {weights.name if weights else 'untrained: it has left no weights'}"
-    return Examined(said, subject_of(spec, module, trained=weights is not None), _outcome(folder))
+    record = _record(folder)
+    outcome = "" if record is None else f"{record.status}: {record.cause}" if record.cause else record.status
+    lines = read_curves(folder / "curves.jsonl")
+    history = history_of(spec, lines, record) if lines else None
+    return Examined(said, subject_of(spec, module, trained=weights is not None), outcome, history)
 
 
 def _folder(name: str, results: Path) -> Path:
@@ -85,9 +94,6 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:120]
 
 
-def _outcome(folder: Path) -> str:
+def _record(folder: Path) -> RunRecord | None:
     path = folder / "record.json"
-    if not path.exists():
-        return ""
-    record = RunRecord.read(path)
-    return f"{record.status}: {record.cause}" if record.cause else record.status
+    return RunRecord.read(path) if path.exists() else None

@@ -45,12 +45,14 @@ class Job:
         spec: the RunSpec as a JSON document.
         directory: where the run lives on disk.
         sources: users' files that define levels or tasks of the spec.
+        diagnose: whether diagnostics look at it.
     """
 
     fingerprint: str
     spec: str
     directory: Path
     sources: tuple[str, ...] = ()
+    diagnose: bool = True
 
 
 @dataclass(frozen=True)
@@ -352,6 +354,7 @@ class _Worker:
             "spec": job.spec,
             "directory": str(job.directory.resolve()),
             "sources": job.sources,
+            "diagnose": job.diagnose,
         }
         # A worker that is gone or stopped takes nothing; its thread sees that, and to the job.
         with contextlib.suppress(OSError):

@@ -55,10 +55,12 @@ class Journal(pl.Callback):
         directory: Path,
         on_progress: Callable[[Progress], None] | None = None,
         should_stop: Callable[[], bool] | None = None,
+        watched: Callable[[int], dict[str, float]] | None = None,
     ) -> None:
         self.spec, self.directory = spec, directory
         self.on_progress = on_progress or (lambda progress: None)
         self.should_stop = should_stop or (lambda: False)
+        self.watched = watched or (lambda step: {})  # what else is known of a step by then
         self.curves = directory / "curves.jsonl"
         self.torn = self.curves.exists() and not self.curves.read_bytes().endswith(b"\n")  # by a kill, in mid-line
         self.written = {int(line["step"]) for line in read_curves(self.curves)}
@@ -89,6 +91,8 @@ class Journal(pl.Callback):
         """Keep the attention of the untrained model."""
         if trainer.global_step == 0:
             self._snapshot(cast(TransformerModule, pl_module), 0)
+            if line := self.watched(0):
+                self.write(0, line)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -103,6 +107,7 @@ class Journal(pl.Callback):
         line = self._point(module, step) if logs else {}
         if step % self.spec.train.eval_every == 0 and not last:
             line |= self._monitor(module)
+        line |= self.watched(step)
         if line:
             self.write(step, line)
         if logs:

@@ -45,6 +45,7 @@ class Row:
     states: dict[str, str] = field(default_factory=dict)  # fingerprint -> a record's status, missing, partial, running
     latest: dict[str, Progressed] = field(default_factory=dict)  # of the runs that run
     scores: list[float] = field(default_factory=list)
+    alarms: list[str] = field(default_factory=list)  # the diagnosis of each run that has one
     verdict: str = ""
 
     @property
@@ -91,8 +92,9 @@ class Board:
             self.rows.setdefault((cell.task, cell.variant), row).states[cell.fingerprint] = states[cell.fingerprint]
         for fingerprint, state in states.items():
             if state in ENDED:
-                self.row(fingerprint).scores.append(self.score(self.record(fingerprint)))
+                self._note(self.row(fingerprint), self.record(fingerprint))
         self.causes: dict[str, str] = {}  # why runs ended without a model
+        self.diagnoses: dict[str, str] = {}  # what alarmed first
         self.begun = time.monotonic()
         self._first: float | None = None  # when the first run of this invocation began
         self._reached = {print_: None if states[print_] == "partial" else 0 for print_ in self.cells}  # steps
@@ -129,10 +131,15 @@ class Board:
             row.states[event.fingerprint] = event.status if isinstance(event, Ended) else "partial"
             if isinstance(event, Ended):
                 record = self.record(event.fingerprint)
-                row.scores.append(self.score(record))
-                self.causes[event.fingerprint] = record.cause
+                self._note(row, record)
+                self.causes[event.fingerprint], self.diagnoses[event.fingerprint] = record.cause, record.diagnosis
                 if event.status == "finished":
                     self._advance(event.fingerprint, self.cells[event.fingerprint].spec.train.steps)
+
+    def _note(self, row: Row, record: RunRecord) -> None:
+        row.scores.append(self.score(record))
+        if record.diagnosis:
+            row.alarms.append(record.diagnosis)
 
     def _advance(self, fingerprint: str, step: int) -> None:
         """Count the steps since the last sign of life; the first one of a resumed run tells where it went on."""
@@ -298,7 +305,7 @@ class LiveTable(_Watching):
                     Text(row.mark, "bold" if row.running else "green"),
                     Text("" if last and last.task == row.task else row.task),
                     Text(row.variant, "bold" if row.running else ""),
-                    Text(f"{row.ended}/{len(row.states)}").append(f" ✗{row.failed}" if row.failed else "", "red"),
+                    Text(f"{row.ended}/{len(row.states)}").append(_marks(row), "red"),
                     *(map(Text, moving) if wide else ()),
                     Text(_decimal(row.mean_score)),
                     Text(verdict, STYLES.get(verdict, "") + sure),
@@ -334,7 +341,8 @@ class PlainLines(_Watching):
             left, total = self.board.seconds_left(), str(len(self.board.cells))
             score = "" if math.isnan(row.scores[-1]) else f", score {_decimal(row.scores[-1])}"
             cause = f" ({why})" if (why := self.board.causes[event.fingerprint]) else ""
-            outcome = f"{_in_words(event.status)}{cause}{score}" + (f", {clock(left)} left" if left else "")
+            alarm = f", diagnosis {name}" if (name := self.board.diagnoses[event.fingerprint]) else ""
+            outcome = f"{_in_words(event.status)}{cause}{score}{alarm}" + (f", {clock(left)} left" if left else "")
             count = f"{self.board.ended:{len(total)}}/{total}"
             self.say(f"[{count}] {self._run(event.fingerprint)}: {outcome}")
 
@@ -450,6 +458,11 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _marks(row: Row) -> str:
+    """` ✗2 !3`: runs that ended without a model, and runs with an alarm."""
+    return (f" ✗{row.failed}" if row.failed else "") + (f" !{len(row.alarms)}" if row.alarms else "")
 
 
 def _in_sum(rows: Sequence[Row]) -> str:

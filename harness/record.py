@@ -34,6 +34,27 @@ class Score(BaseModel):
     mark: Mark = ""
 
 
+class Diagnosed(BaseModel):
+    """One thing that a diagnosis said of a run: an alarm, or a remark about what is unusual and often healthy.
+
+    `rank` is its place in the order of triage, `value` what was measured, `where` it was worst, `healthy` its bounds in
+    words; the rest are sentences.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    probe: str
+    alarm: bool
+    rank: int
+    value: float
+    where: str = ""
+    symptom: str
+    measures: str
+    healthy: str
+    cause: str
+    remedy: str
+    source: str
+
+
 def mean_score(scores: Iterable[Score], lengths: Iterable[int], metric: str = "exact_match") -> float:
     """The mean of a metric over lengths, each weighing the same; NaN where nothing was scored."""
     wanted = set(lengths)
@@ -42,7 +63,9 @@ def mean_score(scores: Iterable[Score], lengths: Iterable[int], metric: str = "e
 
 
 class RunRecord(BaseModel):
-    """The outcome of a RunSpec: status and cause, scores by length, final metrics, ledger, environment."""
+    """The outcome of a RunSpec: status and cause, scores by length, final metrics, ledger, environment, and what a
+    diagnosis found, the most telling first.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
     fingerprint: str
@@ -53,6 +76,7 @@ class RunRecord(BaseModel):
     final: dict[str, float] = Field(default_factory=dict)
     ledger: dict[str, int | float | str] = Field(default_factory=dict)
     environment: dict[str, str] = Field(default_factory=dict)
+    findings: tuple[Diagnosed, ...] = ()
     started: Annotated[float, Field(ge=0)] = 0.0
     ended: Annotated[float, Field(ge=0)] = 0.0
 
@@ -61,6 +85,11 @@ class RunRecord(BaseModel):
         if self.status == "finished" and not self.scores:
             raise ValueError("a finished run has scores")
         return self
+
+    @property
+    def diagnosis(self) -> str:
+        """The name of the first alarm; empty where nothing alarms."""
+        return next((found.probe for found in self.findings if found.alarm), "")
 
     def write(self, path: Path) -> None:
         """Write the record whole or not at all."""

@@ -26,7 +26,7 @@ class StudyData:
 
     Attributes:
         runs: a row a planned run: study, variant, task, seed, status (of the record, or *partial*, *missing*), cause,
-            fingerprint, mlflow_run_id, commit, then final metrics, then the ledger.
+            diagnosis (the first alarm), fingerprint, mlflow_run_id, commit, then final metrics, then the ledger.
         scores: long: variant, task, seed, length, metric, value, mark, split (*train*, *test*).
     """
 
@@ -178,6 +178,7 @@ def _runs(folder: Path, document: dict[str, Any], cells: list[tuple[dict[str, An
         row |= {"status": "partial" if (directory / "curves.jsonl").exists() else "missing", "cause": ""}
         if record:
             row |= {"status": record.status, "cause": record.cause}
+        row["diagnosis"] = record.diagnosis if record else ""
         row |= {"fingerprint": cell["fingerprint"], "mlflow_run_id": run_id(directory)}
         row["commit"] = record.environment.get("commit", "") if record else ""
         rows.append({**row, **(record.final if record else {}), **(record.ledger if record else {})})

@@ -17,6 +17,9 @@ import torch
 
 from harness.backend import attention_backend
 from harness.cost import parameters, training_flops
+from harness.diagnostics.structure import structural, watched
+from harness.diagnostics.subject import subject_of
+from harness.diagnostics.watch import PROBED, Watch, contract_of
 from harness.evaluate import (
     GATE,
     all_lengths,
@@ -51,6 +54,8 @@ def run(
     on_progress: Callable[[Progress], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
     on_notice: Callable[[str], None] = logger.warning,
+    diagnose: bool = True,
+    probes: str | Path | None = None,
 ) -> RunRecord:
     """Train and evaluate what a spec describes, or what is left of it, and record the outcome.
 
@@ -61,6 +66,9 @@ def run(
         on_progress: called every few steps.
         should_stop: asked every few steps; when it says yes the run is saved and `Interrupted` raised.
         on_notice: told in a sentence what a person should know, such as a corrupt file set aside.
+        diagnose: whether training is watched by the detectors of `harness.diagnostics`; the record says so.
+        probes: where what structural probes find in the untrained model is kept, once for all seeds; without it they
+            are left out.
 
     Raises:
         Interrupted: after saving, when `should_stop` said yes.
@@ -71,7 +79,14 @@ def run(
         raise UserError(f"run takes a RunSpec, not {shown(spec)}; make one, e.g. RunSpec(task=Copy())")
     if directory is None:
         with TemporaryDirectory() as temporary:
-            return run(spec, directory=temporary, on_progress=on_progress, should_stop=should_stop)
+            return run(
+                spec,
+                directory=temporary,
+                on_progress=on_progress,
+                should_stop=should_stop,
+                diagnose=diagnose,
+                probes=probes,
+            )
     if directory == "":
         raise UserError("directory = '': name a folder, or leave it out to keep nothing")
     directory = Path(directory)
@@ -86,8 +101,9 @@ def run(
     except OSError as error:
         raise UserError(f"directory = '{directory}': cannot be made ({error.strerror}); name another") from error
     write_atomically(directory / "spec.json", json.dumps(spec.document(), indent=1))
-    journal = Journal(spec, directory, on_progress, should_stop)
-    record = _Attempt(spec, directory, journal, on_notice).record()
+    attempt = _Attempt(spec, directory, Journal(spec, directory, on_progress, should_stop), on_notice)
+    attempt.diagnose, attempt.probes = diagnose, Path(probes) if diagnose and probes else None
+    record = attempt.record()
     record.write(directory / "record.json")
     (directory / "checkpoint.ckpt").unlink(missing_ok=True)
     return record
@@ -121,8 +137,19 @@ class _Attempt:
         self.greedy = self.initial_loss = float("nan")
         self.answers = answer_metrics(spec, fresh={}, seen={})
         self.ledger: dict[str, int | float | str] = {"device": spec.device, "precision": spec.precision}
+        self.diagnose = True
+        self.probes: Path | None = None
 
     def record(self) -> RunRecord:
+        """The outcome, with what diagnostics make of it."""
+        record = self._record()
+        if not self.diagnose:
+            return record
+        before = structural(self.spec, self.probes) if self.probes else ()
+        after = watched(self.spec, read_curves(self.directory / "curves.jsonl"), record)
+        return record.model_copy(update={"findings": before + after})
+
+    def _record(self) -> RunRecord:
         status, cause = self._outcome()
         gpu = {"gpu": torch.cuda.get_device_name()} if self.spec.device == "cuda" else {}
         return RunRecord(
@@ -143,7 +170,7 @@ class _Attempt:
         try:
             module = TransformerModule(self.spec).to(self.spec.device)
             self._observe(module)
-            fit(module, self.journal, _sound(self.directory / "checkpoint.ckpt", self.notify))
+            fit(module, self._callbacks(module), _sound(self.directory / "checkpoint.ckpt", self.notify))
             self._measure(module.to(self.spec.device))
             return self._verdict()
         except (Interrupted, UserError):
@@ -167,6 +194,19 @@ class _Attempt:
         self.spec.train.kernel.check(backend, reason)
         self.ledger |= {"attention_backend": backend, "attention_reason": reason}
         self.ledger["parameters"] = parameters(module.model)
+
+    def _callbacks(self, module: TransformerModule) -> list[pl.Callback]:
+        """The watch comes first: the journal writes what it sees."""
+        spec, looked = self.spec, "off"
+        callbacks: list[pl.Callback] = [self.journal]
+        if self.diagnose:
+            task = spec.task
+            probe = task.batch(0, "probe", 0, PROBED, task.lengths.train[1], module.device, spec.layout)
+            watch = Watch(subject_of(spec, module), contract_of(spec), steps=spec.train.steps, probe=probe)
+            self.journal.watched, looked = watch.take, "structure, training" if self.probes else "training"
+            callbacks = [watch, self.journal]
+        self.ledger["diagnostics"] = looked
+        return callbacks
 
     def _measure(self, module: TransformerModule) -> None:
         """What can be known after training."""
@@ -209,7 +249,7 @@ class _Attempt:
         }
 
 
-def fit(module: TransformerModule, journal: Journal, checkpoint: Path | None) -> None:
+def fit(module: TransformerModule, callbacks: list[pl.Callback], checkpoint: Path | None) -> None:
     """Train to the end, from a checkpoint if there is one."""
     spec = module.spec
     with warnings.catch_warnings():
@@ -220,7 +260,7 @@ def fit(module: TransformerModule, journal: Journal, checkpoint: Path | None) ->
             precision="bf16-mixed" if spec.precision == "bf16" else "32-true",
             max_steps=spec.train.steps,
             max_epochs=-1,
-            callbacks=[journal],
+            callbacks=callbacks,
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,

@@ -128,7 +128,7 @@ def work(job: Job, pipe: Pipe) -> Status | None:
             return None
         try:
             with alone_in(job.directory, pipe.stop):
-                status = execute(spec, job.directory, pipe)
+                status = execute(spec, job.directory, pipe, diagnose=job.diagnose)
         except Interrupted as stopped:
             pipe.send("interrupted", step=stopped.step)
             return None
@@ -157,8 +157,8 @@ def planned(job: Job) -> "RunSpec":
     return spec
 
 
-def execute(spec: "RunSpec", directory: Path, pipe: Pipe) -> Status:
-    """Run a spec, or what is left of it.
+def execute(spec: "RunSpec", directory: Path, pipe: Pipe, *, diagnose: bool) -> Status:
+    """Run a spec, or what is left of it; what structural probes find is kept beside the study's runs.
 
     Raises:
         UserError: this machine cannot run it.
@@ -172,6 +172,8 @@ def execute(spec: "RunSpec", directory: Path, pipe: Pipe) -> Status:
         on_progress=throttled(pipe),
         should_stop=pipe.stop.is_set,
         on_notice=lambda sentence: tell(sentence, pipe),
+        diagnose=diagnose,
+        probes=directory.parent.parent / "probes",
     )
     return record.status
 

@@ -177,7 +177,8 @@ class MixtureOfExperts(nn.Module):
         if self.training and self.spec.jitter:
             x = x * torch.empty_like(x).uniform_(1 - self.spec.jitter, 1 + self.spec.jitter)
         with without_autocast(x):
-            return functional.linear(x.float(), self.router.weight.float())
+            logits: Tensor = self.router(x.to(self.router.weight.dtype))
+            return logits
 
     def _within_capacity(self, chosen: Tensor, asked: Tensor) -> Tensor:
         """Which choices `(B, T, k)` find a place, earlier tokens first."""

@@ -3,7 +3,7 @@
 In the order of triage: what lies further up explains what lies below it. A diagnosis is the first alarm of this order.
 """
 
-from harness.diagnostics import decoding, heads, initial, masking, position, wiring
+from harness.diagnostics import decoding, experts, heads, initial, masking, position, wiring
 from harness.diagnostics.finding import Finding, Probe
 from harness.diagnostics.subject import Subject, one_thread
 
@@ -244,6 +244,27 @@ PROBES = (
         cause="the loss is divided by each micro-batch's own number of tokens",
         remedy="divide the sum of losses by the tokens of the whole batch",
         source="house",
+    ),
+    Probe(
+        name="mode_fit",
+        symptom="training mode does not differ from evaluation mode as declared",
+        measures="1 where it does not",
+        measure=wiring.mode_fit,
+        high=0,
+        cause="dropout or other draws that are not declared, or declared ones that do not act",
+        remedy="look for nn.Dropout and functional.dropout; call model.train() before each epoch",
+        source="Srivastava et al. 2014, JMLR 15",
+    ),
+    Probe(
+        name="moe_aux",
+        symptom="the loss that is to balance experts does not answer to their imbalance",
+        measures="its rise when every token is sent to one expert, over the declared rise",
+        measure=experts.moe_aux,
+        low=0.9,
+        high=1.1,
+        cause="another coefficient, a second softmax, or shares of the wrong choice",
+        remedy="coefficient · E Σ f_i p_i, with f_i the share of all choices, p_i the mean softmax probability",
+        source="Fedus et al. 2021, arXiv:2101.03961",
     ),
     Probe(
         name="init_std",

@@ -1,25 +1,30 @@
 """Probes of an untrained model and of its data: the first loss, what weights are drawn from, what is asked for."""
 
 import math
+from statistics import fmean, pstdev
 
 import torch
 
 from harness.diagnostics.finding import Measured, NotApplicable
 from harness.diagnostics.subject import Subject
-from tasks.task import IGNORED
+from tasks.task import IGNORED, PAD
 
 FEWEST = 64  # numbers whose deviation says something
 SURE = 5.0  # standard errors that a sample's deviation may miss the declared one by
 
 
 def init_loss(subject: Subject) -> Measured | NotApplicable:
-    """The first loss over the declared one."""
+    """The first loss over the declared one, less what the draw of a model explains."""
     if subject.batch is None or subject.trained:
         return NotApplicable("the model is trained" if subject.trained else "there is no batch with targets")
     logits = subject.logits(subject.batch, training=True)
     found = float(subject.loss(logits, subject.batch))
-    due = math.log(logits.shape[-1]) if subject.first_loss is None else subject.first_loss()
-    return Measured(found / due, evidence={"loss": found, "declared": due, "guessing": math.log(logits.shape[-1])})
+    guessing = math.log(logits.shape[-1])
+    drawn = [guessing] if subject.first_loss is None else list(subject.first_loss())
+    due, spread = fmean(drawn), pstdev(drawn)
+    slack = SURE * spread / due
+    ratio = found / due - max(-slack, min(slack, found / due - 1))
+    return Measured(ratio, evidence={"loss": found, "declared": due, "spread": spread, "guessing": guessing})
 
 
 def init_std(subject: Subject) -> Measured | NotApplicable:
@@ -48,7 +53,8 @@ def target_alignment(subject: Subject) -> Measured | NotApplicable:
         return NotApplicable("there is no batch with targets")
     if not subject.causal:
         return NotApplicable("an encoder answers in place")
-    shares = {offset: _share(batch.inputs, batch.targets, offset) for offset in (-1, 0, 1, 2, 3)}
+    inputs = batch.inputs if batch.real is None else batch.inputs.where(batch.real, PAD)
+    shares = {offset: _share(inputs, batch.targets, offset) for offset in (-1, 0, 1, 2, 3)}
     best = max(shares, key=shares.__getitem__)
     cause = "" if best == 1 else f"targets are shifted: they fit tokens {best} places on, not 1"
     if best == 0:
@@ -57,10 +63,10 @@ def target_alignment(subject: Subject) -> Measured | NotApplicable:
 
 
 def _share(inputs: torch.Tensor, targets: torch.Tensor, offset: int) -> float:
-    """Of the targets that have a token read so many places on, the share that equal it."""
+    """Of the targets that have a token, not padding, read so many places on, the share that equal it."""
     length = inputs.shape[1]
     first, end = max(0, -offset), length - max(0, offset)
     asked = targets[:, first:end]
     read = inputs[:, first + offset : end + offset]
-    counted = asked != IGNORED
+    counted = (asked != IGNORED) & (read != PAD)
     return float((asked == read)[counted].double().mean()) if counted.any() else 0.0

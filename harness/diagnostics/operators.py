@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.components.kernel import FUSED
 from harness.diagnostics.subject import Subject
+from tasks.task import Batch
 
 WRONG_DIMENSION = "the softmax runs over another dimension than that of keys"
 CAST = 0.01  # of the largest weight: more is no rounding to half precision
@@ -69,14 +70,14 @@ class Attended:
         return self.logits(dtype).softmax(-1).nan_to_num(nan=0.0) @ value
 
 
-def attended(subject: Subject) -> list[Attended]:
-    """What ran in a forward pass over the probe tokens, in evaluation mode."""
+def attended(subject: Subject, batch: Batch | None = None) -> list[Attended]:
+    """What ran in a forward pass over the probe tokens, or over a batch, in evaluation mode."""
     with _inside(subject) as where:
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # torch's own encoder layer would be one operator
         try:
             with _Watch(where) as watch:
-                subject.logits(subject.tokens)
+                subject.logits(subject.tokens if batch is None else batch)
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
     return watch.found

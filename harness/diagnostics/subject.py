@@ -2,6 +2,7 @@
 elsewhere needs the few callables and names below, and probes say what they could not look at without the others.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from harness.components.attention import BigBird, LatentAttention, Linear, Longformer, SlidingWindow
+from harness.components.feedforward import MixtureOfExperts, MoE
 from harness.components.init import declared_deviation
+from harness.components.linear import ResidualOutput
 from harness.components.norm import BatchNorm
 from harness.components.position import (
     ALiBi,
@@ -29,7 +32,7 @@ from harness.components.position import (
 from harness.components.scale import LearnedTemperature
 from harness.cost import empty_model
 from harness.module import TransformerModule, answer_loss
-from harness.schema import UserError, is_foreign
+from harness.schema import Level, UserError, is_foreign
 from harness.seeding import generator, seed_global
 from harness.spec import ModelSpec, RunSpec
 from harness.transformer import Block, Stack, Transformer, buffers_kept, build_model
@@ -147,10 +150,17 @@ class Subject:
         takes_padding: whether `predict` heeds `real` and `source_real` of a batch.
         mixes_batch: whether training mode mixes sequences or later tokens by declaration (batch normalisation).
         deviations: the declared standard deviation of parameters, by name, at the start of training.
-        first_loss: the loss that an untrained model is declared to have on `batch`; None: ln V, that of guessing.
+        first_loss: losses on `batch` of some models that are drawn anew as declared; None: ln V, that of guessing.
         trained: whether training has moved the weights from where they were drawn.
         idle: parameters that may be without gradient for a while, as those of experts that nobody chose.
         parameters: names of all that there should be; empty: not declared.
+        draws: whether training mode is declared to draw (dropout, jitter) or else to compute another thing than
+            evaluation mode; None: not declared.
+        auxiliary: the auxiliary loss of routers in a step of training, and the coefficient of balance that is declared.
+        top_k: experts that a token chooses.
+        blocks: the modules that each add to the residual stream `(B, T, d_model)` and hand it on, in their order.
+        units: the modules that read hidden feed-forward units `(B, T, d_ff)`, those of experts left out.
+        routers: the modules that give logits `(…, E)` of experts.
         spec: what ours was made from.
 
     Raises:
@@ -174,10 +184,16 @@ class Subject:
     takes_padding: bool = False
     mixes_batch: bool = False
     deviations: Mapping[str, float] = field(default_factory=dict)
-    first_loss: Callable[[], float] | None = None
+    first_loss: Callable[[], Sequence[float]] | None = None
     trained: bool = False
     idle: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
+    draws: bool | None = None
+    auxiliary: tuple[Callable[[], Tensor], float] | None = None
+    top_k: int = 1
+    blocks: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+    routers: tuple[str, ...] = ()
     spec: RunSpec | None = None
 
     def __post_init__(self) -> None:
@@ -275,8 +291,44 @@ def subject_of(spec: RunSpec, module: TransformerModule | None = None, *, traine
         first_loss=partial(_first_loss, spec),
         idle=tuple(name for name, _ in module.model.named_parameters() if ".experts." in name),
         parameters=tuple(name for name, _ in empty_model(spec.model, spec.task.vocab_size).named_parameters()),
+        draws=_draws(spec.model),
+        auxiliary=_auxiliary(spec, module),
+        top_k=spec.model.feedforward.top_k if isinstance(spec.model.feedforward, MoE) else 1,
+        blocks=_paths(module.model, Block),
+        units=tuple(path for path in _paths(module.model, ResidualOutput) if re.search(r"\.feedforward\.\w+$", path)),
+        routers=tuple(f"{path}.router" for path in _paths(module.model, MixtureOfExperts)),
         spec=spec,
     )
+
+
+def _draws(spec: ModelSpec) -> bool | None:
+    """None for randomised positions and levels of users, which may do anything."""
+    parts = [getattr(spec, name) for name in type(spec).model_fields]
+    foreign = any(isinstance(part, Level) and is_foreign(type(part)) for part in parts)
+    if isinstance(spec.position, Randomised | ScaledRoPE) or foreign:
+        return None
+    dropout = spec.attention_dropout or spec.residual_dropout or spec.embedding_dropout
+    experts = spec.feedforward
+    routed = isinstance(experts, MoE) and (experts.jitter > 0 or experts.capacity is not None)
+    return bool(dropout) or routed or isinstance(spec.norm, BatchNorm)
+
+
+def _auxiliary(spec: RunSpec, module: TransformerModule) -> tuple[Callable[[], Tensor], float] | None:
+    """What is added to the loss of a step, where balance alone is declared to be."""
+    experts = spec.model.feedforward
+    if not isinstance(experts, MoE) or experts.z_loss or experts.jitter or spec.is_padded:
+        return None
+
+    def added() -> Tensor:
+        whole = module.training_step(None, 0)
+        return whole.detach() - module.loss
+
+    return added, experts.balance
+
+
+def _paths(model: nn.Module, kind: type[nn.Module]) -> tuple[str, ...]:
+    """Of the modules of a kind."""
+    return tuple(path for path, module in model.named_modules() if isinstance(module, kind))
 
 
 def _probe_tokens(spec: RunSpec) -> Batch:
@@ -375,14 +427,14 @@ def _geometric(width: int, base: float) -> Tensor:
 
 
 @torch.no_grad()
-def _first_loss(spec: RunSpec) -> float:
-    """The mean first loss of models that are drawn anew, as declared."""
+def _first_loss(spec: RunSpec) -> list[float]:
+    """The first losses of models that are drawn anew, as declared."""
     batch, losses = spec.training_batch(0, torch.device(spec.device)), []
     with torch.random.fork_rng():
         for draw in range(REDRAWN):
             model = build_model(spec.model, spec.task.vocab_size, seed=spec.seed + 1 + draw).to(spec.device)
             losses.append(answer_loss(model(*batch.reading), batch.targets).item())
-    return sum(losses) / len(losses)
+    return losses
 
 
 def _held(model: Transformer, spec: RunSpec, tokens: Batch) -> tuple[int, int]:

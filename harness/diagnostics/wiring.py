@@ -16,6 +16,7 @@ from tasks.task import Batch
 
 STEPS = 3
 OVERFIT = 200  # steps
+MOVES = 1e-4  # deviations of the logits: more is no rounding
 
 
 def wiring(subject: Subject) -> Measured | NotApplicable:
@@ -144,6 +145,18 @@ def eval_determinism(subject: Subject) -> Measured:
     """How far two evaluations of the same tokens are apart."""
     before, after = (subject.logits(subject.tokens, draw=draw) for draw in (0, 1))
     return Measured(apart(after - before, before))
+
+
+def mode_fit(subject: Subject) -> Measured | NotApplicable:
+    """1 where training mode computes something else than evaluation mode and is not declared to, or the reverse."""
+    if subject.draws is None:
+        return NotApplicable("it is not declared what training mode draws")
+    one, other = (subject.logits(subject.tokens, training=training) for training in (True, False))
+    differs = apart(one - other, other) > MOVES
+    cause = "dropout, jitter or other statistics are alive in training mode that nothing declares"
+    if subject.draws:
+        cause = "the declared dropout, jitter, capacity or batch statistics do not act in training mode"
+    return Measured(float(differs != subject.draws), cause=cause)
 
 
 def overfit_one_batch(subject: Subject) -> Measured | NotApplicable:

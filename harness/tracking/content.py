@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from harness.record import RunRecord
+from harness.record import Diagnosed, RunRecord
 from harness.schema import canonical_json, flatten, quoted
 from harness.tracking.received import Label
 
@@ -80,7 +80,16 @@ def outcome_tags(record: RunRecord) -> dict[str, str]:
         "hardware": hardware(record.environment),
         "commit": record.environment.get("commit", ""),
     }
+    if record.ledger.get("diagnostics", "off") != "off":
+        tags["diagnosis"] = ", ".join(found.probe for found in record.findings if found.alarm) or "none"
+    tags |= {f"diagnosis.{found.probe}": _finding(found) for found in record.findings}
     return {key: value for key, value in tags.items() if value}
+
+
+def _finding(found: Diagnosed) -> str:
+    """`alarm: 3.2 at layer 1 (healthy: at most 1)`."""
+    place = f" at {found.where}" if found.where else ""
+    return f"{'alarm' if found.alarm else 'remark'}: {found.value:.3g}{place} (healthy: {found.healthy})"
 
 
 def hardware(environment: Mapping[str, str]) -> str:
@@ -138,6 +147,9 @@ def run_text(study: Mapping[str, Any], label: Label, record: RunRecord | None) -
             f"Exact match {_number(record.final.get('eval/in_distribution'))} at the training lengths, "
             f"{_number(record.final.get('eval/extrapolation'))} beyond them."
         )
+    for found in record.findings if record is not None else ():
+        if found.alarm:
+            lines.append(f"**{found.probe}**: {found.symptom}. Likely cause: {found.cause}. Try: {found.remedy}.")
     lines.append(
         "Under *Model metrics*: `attention/maps` by training step (enlarge the card, then move the slider), curves, "
         "and `eval/…_by_length`, where the step axis is the sequence length."

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from harness.report.chapters import costs, generalisation, heads, reach, routing, stability
+from harness.report.chapters import costs, diagnosis, generalisation, heads, reach, routing, stability
 from harness.report.chapters.chapter import Chapter, Chapters
 from harness.report.tables import Findings
 
@@ -13,6 +13,7 @@ CHAPTERS: tuple[Chapter, ...] = (
     costs.CHAPTER,
     routing.CHAPTER,
     heads.CHAPTER,
+    diagnosis.CHAPTER,
 )
 
 

@@ -1,0 +1,55 @@
+"""Probes of mixtures of experts: whether what is declared to keep them balanced does."""
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.diagnostics.finding import Measured, NotApplicable
+from harness.diagnostics.operators import removed
+from harness.diagnostics.subject import Subject
+from harness.diagnostics.wiring import trained
+
+FORCED = 4.0  # added to the first expert's logit: every token then chooses it, and its probability is no 1 yet
+NO_RISE = 0.01  # of E Σ f p: there is no more imbalance to be forced
+
+
+def moe_aux(subject: Subject) -> Measured | NotApplicable:
+    """What the auxiliary loss rises by when all tokens are made to choose one expert, over what the declared
+    coefficient · E Σ f_i p_i rises by (f_i the share of choices, p_i the mean probability; mean over layers).
+    """
+    if subject.auxiliary is None or not subject.routers:
+        return NotApplicable("there is no router, or something else than balance is declared of it")
+    _, coefficient = subject.auxiliary
+    if coefficient == 0:
+        return NotApplicable("no balance is declared")
+    even, declared_even = _measured(subject, 0.0)
+    forced, declared_forced = _measured(subject, FORCED)
+    if float(declared_forced - declared_even) < NO_RISE:
+        cause = "every token chooses the same experts before training"
+        return Measured(0.0, cause=cause, evidence={"balance": float(declared_even)})
+    found = float(forced - even) / (coefficient * float(declared_forced - declared_even))
+    cause = "the auxiliary loss does not enter the loss, or does not see the choice" if abs(found) < 0.1 else ""
+    return Measured(found, cause=cause, evidence={"even": float(even), "forced": float(forced)})
+
+
+def _measured(subject: Subject, force: float) -> tuple[Tensor, Tensor]:
+    """The auxiliary loss, and the mean over layers of E Σ f_i p_i, with a force on the first expert."""
+    assert subject.auxiliary is not None
+    balances: list[Tensor] = []
+
+    def push(_module: nn.Module, _inputs: Any, logits: Tensor) -> Tensor:
+        pushed = logits.clone()
+        pushed[..., 0] += force
+        probabilities = pushed.detach().softmax(-1).flatten(0, -2)
+        chosen = probabilities.topk(subject.top_k, -1).indices
+        load = torch.bincount(chosen.flatten(), minlength=probabilities.shape[-1]) / chosen.numel()
+        balances.append(probabilities.shape[-1] * (load * probabilities.mean(0)).sum())
+        return pushed
+
+    with trained(subject), ExitStack() as hooks:
+        for path in subject.routers:
+            hooks.enter_context(removed(subject.model.get_submodule(path).register_forward_hook(push)))
+        added = subject.auxiliary[0]()
+    return added, torch.stack(balances).mean()

@@ -1,0 +1,113 @@
+"""Detectors of the optimiser: whether it does what is declared, and whether its steps have a healthy size."""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from harness.diagnostics.finding import Measured, NotApplicable
+from harness.diagnostics.history import History
+
+FIRST = 0.01  # of the steps: while a warm-up is at work
+SETTLED = (0.2, 0.8)  # of the steps: after it, and before the rate has gone down
+USUAL = 1e-3  # a relative update of a model that trains well
+RATES_APART = 1.5  # times: how far rates of a schedule that is not the declared one lie from each other
+WORDS = {
+    "beta1": "1 − β₁ is {:.3g} times the declared one",
+    "beta2": "1 − β₂ is {:.3g} times the declared one",
+    "eps": "ε is {:.3g} times the declared one",
+    "weight_decay": "weight decay is {:.3g} times the declared one",
+    "clip": "gradients of {:.3g} times the declared norm are not clipped",
+    "step": "weights move by {:.3g} times what the declared rule gives at these moments",
+}
+
+
+def worst(fits: Sequence[float]) -> float:
+    """The factor that is furthest from 1."""
+    return max(fits, key=lambda fit: abs(math.log(max(fit, 1e-12))))
+
+
+def learning_rate_fit(history: History) -> Measured | NotApplicable:
+    """The learning rate that acts, over the declared one, where they are furthest apart."""
+    points = history.series("optimizer/learning_rate_fit")
+    if not points:
+        return NotApplicable("no learning rate is declared")
+    fits = [fit for _, fit in points]
+    early = [fit for step, fit in points if step <= max(1, FIRST * history.steps)]
+    later = [fit for step, fit in points if step > FIRST * history.steps]
+    settled = bool(later) and worst(later) < RATES_APART and worst(early or [1.0]) > RATES_APART
+    cause = ""
+    if settled and min(later) > 1 / RATES_APART:
+        cause = "the declared warm-up is not applied"
+    elif max(fits) > RATES_APART * max(min(fits), 1e-12):
+        cause = "the schedule is not the declared one, or is not moved at every step"
+    elif abs(fits[0] - 1) > 0.1:
+        cause = f"the learning rate is {median(fits):.3g} times the declared one throughout"
+    found = worst(fits)
+    return Measured(found, f"step {points[fits.index(found)][0]}", cause)
+
+
+def optimizer_fit(history: History) -> Measured | NotApplicable:
+    """What acts over what is declared, for the optimiser's other numbers and for the step as a whole."""
+    found: dict[str, float] = {}
+    for name in WORDS:
+        fits = history.values(f"optimizer/{name}_fit")
+        if fits:
+            found[name] = max(1.0, *fits) if name == "clip" else worst(fits)
+    if not found:
+        return NotApplicable("nothing is declared of the optimiser")
+    name = max(found, key=lambda each: abs(math.log(max(found[each], 1e-12))))
+    return Measured(found[name], name, WORDS[name].format(found[name]), found)
+
+
+def stopped(history: History) -> Measured | NotApplicable:
+    """The largest share of weight matrices that a step left as they were, of the steps that moved any."""
+    return _largest(history, "update/unmoved")
+
+
+def no_warmup(history: History) -> Measured | NotApplicable:
+    """The largest relative update of the first steps over the median of the later ones; over a usual one, where those
+    have become smaller, as of a model that has learned.
+    """
+    points = history.series("update/ratio")
+    early = [ratio for step, ratio in points if step <= max(8, FIRST * history.steps)]
+    later = history.values("update/ratio", *SETTLED)
+    if not early or not later:
+        return NotApplicable("updates were not looked at early and late")
+    return Measured(max(early) / max(median(later), USUAL), evidence={"early": max(early), "later": median(later)})
+
+
+def update_ratio(history: History) -> Measured | NotApplicable:
+    """The median relative update, once warm-up is over."""
+    ratios = history.values("update/ratio", *SETTLED) or history.values("update/ratio")
+    if not ratios:
+        return NotApplicable("updates were not looked at")
+    middle = median(ratios)
+    return Measured(middle, cause="the learning rate is too low" if middle < 1e-3 else "the learning rate is too high")
+
+
+def stale_adam(history: History) -> Measured | NotApplicable:
+    """The largest √mean(g²/v) once Adam has seen some gradients."""
+    return _largest(history, "update/stale", FIRST)
+
+
+def adam_eps(history: History) -> Measured | NotApplicable:
+    """The root mean square of gradients over ε."""
+    found = history.values("update/gradient_over_eps")
+    return Measured(median(found)) if found else NotApplicable("the optimiser is not Adam")
+
+
+def spike(history: History) -> Measured | NotApplicable:
+    """How far a loss stood out from the steps before it, in σ."""
+    found = _largest(history, "spike/loss")
+    if isinstance(found, Measured):
+        norms = history.values("spike/gradient")
+        return Measured(found.value, found.where, evidence={"gradient": max(norms, default=math.nan)})
+    return found
+
+
+def _largest(history: History, name: str, begin: float = 0.0) -> Measured | NotApplicable:
+    points = [(step, x) for step, x in history.series(name) if step > begin * history.steps and math.isfinite(x)]
+    if not points:
+        return NotApplicable(f"{name} was not looked at")
+    step, value = max(points, key=lambda point: point[1])
+    return Measured(value, f"step {step}")

@@ -1,0 +1,273 @@
+"""What is looked at while a model trains: numbers by name, from its gradients, its optimiser and a probe batch. Names
+end in the place of the layer, from 0, where there is a number for each.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.diagnostics.operators import Attended, attended, removed
+from harness.diagnostics.subject import Subject
+from tasks.task import Batch
+
+Signals = dict[str, float]
+
+WINDOW = 128  # steps that a spike stands out from
+FEWEST = 32  # steps before which nothing stands out
+LEAST_LOSS, LEAST_GRADIENT = 0.02, 0.25  # the smallest σ: of the loss, as a share of the first; of ln gradient norm
+SHARP, UNIFORM = 0.05, 0.98  # normalised entropies of heads that see one key, and all alike
+ROUNDING = 1e-6  # of a weight: smaller steps are lost in fp32
+SILENT = 0.01  # of the activations' root mean square: a unit that never gets there says nothing
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What is declared of the optimiser; None: it is not, and is not compared.
+
+    Attributes:
+        learning_rate: by the number of steps already taken.
+        beta1: decay of Adam's mean gradient.
+        beta2: decay of its mean square.
+        eps: what is added to the root of the mean square.
+        weight_decay: the largest of the groups.
+        clip: the norm that gradients are clipped to.
+    """
+
+    learning_rate: Callable[[int], float] | None = None
+    beta1: float | None = None
+    beta2: float | None = None
+    eps: float | None = None
+    weight_decay: float | None = None
+    clip: float | None = None
+
+
+@dataclass
+class Surprise:
+    """How far, in σ, losses and gradient norms stand out from those of the last `WINDOW` steps.
+
+    Losses are compared as they lie above the mean of their length, which training mixes; gradient norms by their
+    logarithm. A σ is no smaller than what would matter. NaN and ∞ are the business of others.
+    """
+
+    past: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    first: float = math.nan  # loss
+
+    def of(self, steps: Sequence[tuple[int, float, float]]) -> Signals:
+        """The most that one of these steps (length, loss, gradient norm) stands out."""
+        found = [self._one(*step) for step in steps]
+        return {"spike/loss": max(loss for loss, _ in found), "spike/gradient": max(norm for _, norm in found)}
+
+    def _one(self, length: int, loss: float, norm: float) -> tuple[float, float]:
+        out = (0.0, 0.0)
+        if math.isnan(self.first):
+            self.first = loss
+        if len(self.past) >= FEWEST:
+            means = _means(self.past)
+            rest = [before - means[n] for n, before, _ in self.past]
+            level = means.get(length, sum(before for _, before, _ in self.past) / len(self.past))
+            out = (_sigmas(loss - level, rest, LEAST_LOSS * self.first), self._gradient(norm))
+        if math.isfinite(loss) and math.isfinite(norm):
+            self.past.append((length, loss, norm))
+        return out
+
+    def _gradient(self, norm: float) -> float:
+        logs = [math.log(max(before, 1e-30)) for _, _, before in self.past]
+        middle = sum(logs) / len(logs)
+        return _sigmas(math.log(max(norm, 1e-30)) - middle, [log - middle for log in logs], LEAST_GRADIENT)
+
+
+def _means(past: deque[tuple[int, float, float]]) -> dict[int, float]:
+    by_length: dict[int, list[float]] = {}
+    for length, loss, _ in past:
+        by_length.setdefault(length, []).append(loss)
+    return {length: sum(losses) / len(losses) for length, losses in by_length.items()}
+
+
+def _sigmas(distance: float, rest: list[float], least: float) -> float:
+    """Distance in σ of the rest; 0 where it is no number."""
+    sigma = max(math.sqrt(sum(x * x for x in rest) / len(rest)), least)
+    return distance / sigma if math.isfinite(distance) else 0.0
+
+
+def matrices(subject: Subject) -> list[nn.Parameter]:
+    """The weights that are trained at every step, without vectors."""
+    named = subject.model.named_parameters()
+    return [p for name, p in named if p.dim() > 1 and p.requires_grad and name not in subject.idle]
+
+
+def block_gradients(subject: Subject) -> Signals:
+    """Norm of the gradient of each block."""
+    found = {}
+    for place, path in enumerate(subject.blocks):
+        block = subject.model.get_submodule(path)
+        norms = torch._foreach_norm([p.grad for p in block.parameters() if p.grad is not None] or [torch.zeros(1)])
+        found[f"gradient/block.{place}"] = torch.stack(list(norms)).norm()
+    return _numbers(found)
+
+
+def update(before: list[Tensor], after: list[Tensor]) -> Signals:
+    """Of one step, the median over weight matrices of ‖Δw‖ / ‖w‖, and the share of those that it left as they were: 0
+    where it moves nothing by more than rounding.
+    """
+    moved = torch._foreach_norm(torch._foreach_sub(after, before))
+    ratios = torch.stack(list(moved)) / torch.stack(list(torch._foreach_norm(before))).clamp(min=1e-12)
+    unmoved = torch.where(ratios.max() > ROUNDING, (ratios == 0).float().mean(), 0.0)
+    return _numbers({"update/ratio": ratios.median(), "update/unmoved": unmoved})
+
+
+def hyperparameters(optimizer: torch.optim.Optimizer, taken: int, told: Contract) -> Signals:
+    """How the optimiser's numbers, when it has taken so many steps, compare with what is declared: what acts over what
+    is declared, in the group where they are furthest apart; of β it is 1 − β. An optimiser without β and ε has 0.
+    """
+    groups, found = optimizer.param_groups, {}
+    acting = {
+        "beta1": [1 - group["betas"][0] if "betas" in group else 0.0 for group in groups],
+        "beta2": [1 - group["betas"][1] if "betas" in group else 0.0 for group in groups],
+        "eps": [group.get("eps", 0.0) for group in groups],
+        "weight_decay": [max(group.get("weight_decay", 0.0) for group in groups)],
+        "learning_rate": [float(group["lr"]) for group in groups],
+    }
+    for name, values in acting.items():
+        declared = getattr(told, name)
+        if declared is not None:
+            right = 1 - declared if "beta" in name else declared(taken) if callable(declared) else declared
+            fits = [_ratio(value, right) for value in values]
+            found[f"optimizer/{name}_fit"] = max(fits, key=lambda fit: abs(fit - 1))
+    return found
+
+
+def adam(
+    optimizer: torch.optim.Optimizer,
+    before: Sequence[Tensor],
+    after: Sequence[nn.Parameter],
+    taken: int,
+    told: Contract,
+) -> Signals:
+    """How Adam's last step, before which it had taken so many, compares with the declared one, and how well its mean
+    squares fit the gradient.
+
+    `optimizer/step_fit` is what it moved all matrices by over what it should have. `update/stale` is the median of
+    √mean(g²/v), `update/gradient_over_eps` that of the root mean square of g over ε.
+    """
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    known = [
+        (w, p, groups[id(p)], optimizer.state[p])
+        for w, p in zip(before, after, strict=True)
+        if id(p) in groups and p.grad is not None and "exp_avg_sq" in optimizer.state.get(p, ())
+    ]
+    if not known:
+        return {}
+    found: dict[str, Tensor] = {}
+    if told.learning_rate is not None:
+        moved = torch.stack([(p.detach() - w).norm() for w, p, _, _ in known]).norm()
+        declared = torch.stack([_declared(w, group, state, taken, told).norm() for w, _, group, state in known]).norm()
+        found["optimizer/step_fit"] = moved / declared.clamp(min=1e-30)
+    stale, small = zip(*(_fit(p, group, state) for _, p, group, state in known), strict=True)
+    found |= {"update/stale": torch.stack(stale).median(), "update/gradient_over_eps": torch.stack(small).median()}
+    return _numbers(found)
+
+
+def _ratio(acting: float, declared: float) -> float:
+    """1 where both are nothing, and a large number where something acts that should not."""
+    if declared == 0:
+        return 1.0 if acting == 0 else 1e6
+    return acting / declared
+
+
+def _declared(w: Tensor, group: Mapping[str, Any], state: Mapping[str, Any], taken: int, told: Contract) -> Tensor:
+    """The step that AdamW makes from these moments at the declared learning rate (arXiv:1711.05101)."""
+    assert told.learning_rate is not None
+    rate, count = told.learning_rate(taken), float(state["step"])
+    beta1, beta2 = group["betas"] if told.beta1 is None or told.beta2 is None else (told.beta1, told.beta2)
+    eps = group["eps"] if told.eps is None else told.eps
+    mean = state["exp_avg"] / (1 - beta1**count)
+    root = (state["exp_avg_sq"] / (1 - beta2**count)).sqrt()
+    return rate * (mean / (root + eps) + group["weight_decay"] * w)
+
+
+def _fit(p: nn.Parameter, group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """√mean(g²/v) and rms(g)/ε."""
+    assert p.grad is not None
+    square = p.grad.square()
+    v = state["exp_avg_sq"] / (1 - group["betas"][1] ** float(state["step"]))
+    tiny = max(group["eps"], 1e-30)
+    return (square / v.clamp(min=tiny**2)).mean().sqrt(), square.mean().sqrt() / tiny
+
+
+@torch.no_grad()
+def inside(subject: Subject, batch: Batch) -> Signals:
+    """What happens in a pass over a probe batch, in evaluation mode: attention by sublayer, hidden states by block,
+    feed-forward units by layer, routers.
+    """
+    found: dict[str, Tensor] = {}
+    with _seen(subject, found):
+        calls = attended(subject, batch)
+    for place, call in enumerate(call for call in calls if call.path or not subject.sites):
+        found |= {f"heads/{name}.{place}": value for name, value in _attention(call).items()}
+    return _numbers(found)
+
+
+def _numbers(found: Mapping[str, Tensor]) -> Signals:
+    """Fetched at once: a device is waited for once."""
+    return dict(zip(found, torch.stack([x.float() for x in found.values()]).tolist(), strict=True)) if found else {}
+
+
+def _attention(call: Attended) -> dict[str, Tensor]:
+    """The largest logit, the mean entropy of heads over that of equal weights, and the shares of sharp and of uniform
+    heads.
+    """
+    logits = call.logits(torch.float32)
+    hidden = logits < -1e3  # by −∞, or by some large number
+    weights = logits.masked_fill(hidden, -math.inf).softmax(-1).nan_to_num(nan=0.0)
+    keys = (~hidden).sum(-1)
+    asked = (keys > 1).float().expand(weights.shape[:-1])
+    entropy = -(weights * weights.clamp(min=1e-30).log()).sum(-1) / keys.clamp(min=2).float().log()
+    heads = (entropy * asked).sum((0, 2)) / asked.sum((0, 2)).clamp(min=1)
+    return {
+        "logit_max": logits.masked_fill(hidden, -math.inf).max(),
+        "entropy": heads.mean(),
+        "sharp": (heads < SHARP).float().mean(),
+        "uniform": (heads > UNIFORM).float().mean(),
+    }
+
+
+@contextmanager
+def _seen(subject: Subject, found: dict[str, Tensor]) -> Iterator[None]:
+    """Fills in what the subject's modules give, while they run."""
+
+    def block(place: int) -> Callable[..., None]:
+        def look(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            x = (output[0] if isinstance(output, tuple) else output).float()
+            found[f"residual/rms.{place}"] = x.square().mean().sqrt()
+            found[f"residual/distinct.{place}"] = (x - x.mean(1, keepdim=True)).norm() / x.norm().clamp(min=1e-30)
+
+        return look
+
+    def units(place: int) -> Callable[..., None]:
+        def look(_module: nn.Module, inputs: Any) -> None:
+            active = inputs[0].float().abs().flatten(0, -2)
+            level = SILENT * active.square().mean().sqrt()
+            found[f"feedforward/dead.{place}"] = (active.amax(0) <= level).float().mean()
+
+        return look
+
+    def router(place: int) -> Callable[..., None]:
+        def look(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+            found[f"router/logsumexp.{place}"] = output.float().logsumexp(-1).mean()
+
+        return look
+
+    with ExitStack() as hooks:
+        for paths, make in ((subject.blocks, block), (subject.routers, router)):
+            for place, path in enumerate(paths):
+                hooks.enter_context(removed(subject.model.get_submodule(path).register_forward_hook(make(place))))
+        for place, path in enumerate(subject.units):
+            module = subject.model.get_submodule(path)
+            hooks.enter_context(removed(module.register_forward_pre_hook(units(place))))
+        yield
