@@ -59,27 +59,26 @@ class Surprise:
     first: float = math.nan  # loss
 
     def of(self, steps: Sequence[tuple[int, float, float]]) -> Signals:
-        """The most that one of these steps (length, loss, gradient norm) stands out."""
-        found = [self._one(*step) for step in steps]
-        return {"spike/loss": max(loss for loss, _ in found), "spike/gradient": max(norm for _, norm in found)}
-
-    def _one(self, length: int, loss: float, norm: float) -> tuple[float, float]:
-        out = (0.0, 0.0)
-        if math.isnan(self.first):
-            self.first = loss
+        """The most that one of these steps (length, loss, gradient norm) stands out of those before them all."""
+        found = {"spike/loss": 0.0, "spike/gradient": 0.0}
         if len(self.past) >= FEWEST:
-            means = _means(self.past)
-            rest = [before - means[n] for n, before, _ in self.past]
-            level = means.get(length, sum(before for _, before, _ in self.past) / len(self.past))
-            out = (_sigmas(loss - level, rest, LEAST_LOSS * self.first), self._gradient(norm))
-        if math.isfinite(loss) and math.isfinite(norm):
-            self.past.append((length, loss, norm))
-        return out
+            found = {"spike/loss": self._losses(steps), "spike/gradient": self._norms(steps)}
+        elif math.isnan(self.first):
+            self.first = steps[0][1]
+        self.past.extend(step for step in steps if all(map(math.isfinite, step)))
+        return found
 
-    def _gradient(self, norm: float) -> float:
-        logs = [math.log(max(before, 1e-30)) for _, _, before in self.past]
-        middle = sum(logs) / len(logs)
-        return _sigmas(math.log(max(norm, 1e-30)) - middle, [log - middle for log in logs], LEAST_GRADIENT)
+    def _losses(self, steps: Sequence[tuple[int, float, float]]) -> float:
+        means = _means(self.past)
+        rest = [loss - means[length] for length, loss, _ in self.past]
+        level = sum(loss for _, loss, _ in self.past) / len(self.past)
+        return _sigmas([loss - means.get(length, level) for length, loss, _ in steps], rest, LEAST_LOSS * self.first)
+
+    def _norms(self, steps: Sequence[tuple[int, float, float]]) -> float:
+        logs = [math.log(max(norm, 1e-30)) for _, _, norm in self.past]
+        level = sum(logs) / len(logs)
+        new = [math.log(norm) - level for _, _, norm in steps if norm > 0 and math.isfinite(norm)]
+        return _sigmas(new, [log - level for log in logs], LEAST_GRADIENT)
 
 
 def _means(past: deque[tuple[int, float, float]]) -> dict[int, float]:
@@ -89,10 +88,10 @@ def _means(past: deque[tuple[int, float, float]]) -> dict[int, float]:
     return {length: sum(losses) / len(losses) for length, losses in by_length.items()}
 
 
-def _sigmas(distance: float, rest: list[float], least: float) -> float:
-    """Distance in σ of the rest; 0 where it is no number."""
+def _sigmas(distances: list[float], rest: list[float], least: float) -> float:
+    """The largest distance in σ of the rest, of those that are numbers; 0 without any."""
     sigma = max(math.sqrt(sum(x * x for x in rest) / len(rest)), least)
-    return distance / sigma if math.isfinite(distance) else 0.0
+    return max((distance / sigma for distance in distances if math.isfinite(distance)), default=0.0)
 
 
 def matrices(subject: Subject) -> list[nn.Parameter]:
