@@ -23,6 +23,7 @@ FEWEST = 32  # steps before which nothing stands out
 LEAST_LOSS, LEAST_GRADIENT = 0.02, 0.25  # the smallest σ: of the loss, as a share of the first; of ln gradient norm
 SHARP, UNIFORM = 0.05, 0.98  # normalised entropies of heads that see one key, and all alike
 ROUNDING = 1e-6  # of a weight: smaller steps are lost in fp32
+ROWS = 64  # queries of a sequence that are looked at: a table of all would not fit for long ones
 SILENT = 0.01  # of the activations' root mean square: a unit that never gets there says nothing
 
 
@@ -218,10 +219,13 @@ def _numbers(found: Mapping[str, Tensor]) -> Signals:
 
 
 def _attention(call: Attended) -> dict[str, Tensor]:
-    """The largest logit, the mean entropy of heads over that of equal weights, and the shares of sharp and of uniform
-    heads.
+    """Of some queries, the largest logit, the mean entropy of heads over that of equal weights, and the shares of sharp
+    and of uniform heads.
     """
-    logits = call.logits(torch.float32)
+    length = call.query.shape[-2]
+    logits = call.logits(
+        torch.float32, torch.linspace(0, length - 1, min(length, ROWS), device=call.query.device).long()
+    )
     hidden = logits < -1e3  # by −∞, or by some large number
     weights = logits.masked_fill(hidden, -math.inf).softmax(-1).nan_to_num(nan=0.0)
     keys = (~hidden).sum(-1)
