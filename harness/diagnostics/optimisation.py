@@ -69,7 +69,7 @@ def no_warmup(history: History) -> Measured | NotApplicable:
     have become smaller, as of a model that has learned.
     """
     points = history.series("update/ratio")
-    early = [ratio for step, ratio in points if step <= max(8, FIRST * history.steps)]
+    early = [ratio for step, ratio in points if step <= max(1, FIRST * history.steps)]
     later = history.values("update/ratio", *SETTLED)
     if not early or not later:
         return NotApplicable("updates were not looked at early and late")

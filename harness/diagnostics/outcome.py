@@ -53,6 +53,8 @@ def slow_convergence(history: History) -> Measured | NotApplicable:
     """By which share of itself the loss still fell from the third to the last quarter of the run."""
     if history.accuracy >= GATE:
         return NotApplicable("the task is learned")
+    if history.seen >= GATE:
+        return NotApplicable("training samples are solved")
     third, last = history.values("train/loss", 0.5, 0.75), history.values("train/loss", 0.75)
     if not third or not last or history.status == "diverged":
         return NotApplicable("there are not enough points")
