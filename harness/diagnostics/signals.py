@@ -65,7 +65,7 @@ class Surprise:
 
     def _one(self, length: int, loss: float, norm: float) -> tuple[float, float]:
         out = (0.0, 0.0)
-        if math.isnan(self.first):
+        if not math.isfinite(self.first):
             self.first = loss
         if len(self.past) >= FEWEST:
             means = _means(self.past)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from faults.structural import balance_left_out, dropout_in_training, softmax_twice
 from harness import ModelSpec, RunSpec, TrainSpec
 from harness.components.attention import GroupedQuery, SlidingWindow
 from harness.components.feedforward import GELU, MoE, ReLU, SwiGLU
@@ -72,7 +73,10 @@ class TrainingFault:
             self.patch(module, strength)
             return module
 
-        with patch("harness.runner.TransformerModule", build), patch("harness.diagnostics.subject.TransformerModule", build):
+        with (
+            patch("harness.runner.TransformerModule", build),
+            patch("harness.diagnostics.subject.TransformerModule", build),
+        ):
             yield
 
 
@@ -169,7 +173,9 @@ def stepped_again(module: TransformerModule, strength: float) -> None:
 
 def unclipped(module: TransformerModule, strength: float) -> None:
     def measure(optimizer: Any, *_: Any, **__: Any) -> None:
-        module.gradient_norm = nn.utils.get_total_norm([p.grad for p in module.model.parameters() if p.grad is not None])
+        module.gradient_norm = nn.utils.get_total_norm(
+            [p.grad for p in module.model.parameters() if p.grad is not None]
+        )
         module.learning_rate = float(optimizer.param_groups[0]["lr"])
 
     module.configure_gradient_clipping = measure
@@ -192,46 +198,10 @@ def labels_of_others(module: TransformerModule, strength: float) -> None:
     module.batch = mixed
 
 
-def dropout_in_training(module: TransformerModule, strength: float) -> None:
-    for block in module.model.blocks:
-        block.feedforward.register_forward_hook(
-            lambda part, inputs, output: functional.dropout(output, strength, training=part.training)
-        )
-
-
 def embedding_noise(module: TransformerModule, strength: float) -> None:
     module.model.embedding.register_forward_hook(
         lambda part, inputs, output: output + strength * torch.randn_like(output) * part.training
     )
-
-
-def balance_left_out(module: TransformerModule, strength: float) -> None:
-    own = type(module).training_step
-
-    def without(self: TransformerModule, *args: Any) -> Tensor:
-        whole = own(self, *args)
-        return whole - (1 - strength) * sum(routing.loss for routing in self.routing) / len(self.routing)
-
-    outputs = module.model.outputs
-
-    def detached(*args: Any, **kwargs: Any) -> Any:
-        found = outputs(*args, **kwargs)
-        found.routing = [routing._replace(loss=strength * routing.loss) for routing in found.routing]
-        return found
-
-    module.model.outputs = detached
-
-
-def softmax_twice(module: TransformerModule, strength: float) -> None:
-    for experts in module.model.experts():
-        own = experts._routing
-
-        def routing(logits: Tensor, probabilities: Tensor, *rest: Any, own: Any = own) -> Any:
-            for _ in range(round(strength)):
-                probabilities = probabilities.softmax(-1)
-            return own(logits, probabilities, *rest)
-
-        experts._routing = routing
 
 
 def expert_preferred(module: TransformerModule, strength: float) -> None:
@@ -301,7 +271,9 @@ BROKEN = (
     TrainingFault("noise in training", ("mode_fit",), embedding_noise, (0.1, 1.0), pre),
     TrainingFault("balance left out", ("moe_aux",), balance_left_out, (0.5, 0.0), experts),
     TrainingFault("softmax twice", ("moe_aux",), softmax_twice, (1.0, 2.0), experts),
-    TrainingFault("an expert preferred", ("moe_balance", "moe_idle", "moe_aux"), expert_preferred, (5.0, 50.0), experts),
+    TrainingFault(
+        "an expert preferred", ("moe_balance", "moe_idle", "moe_aux"), expert_preferred, (5.0, 50.0), experts
+    ),
     TrainingFault("frozen late", ("stopped",), update_frozen_late, (20.0, 100.0), pre),
     TrainingFault("gradients lost", ("divergence", "spike"), gradients_lost, (100.0, 250.0), pre),
     TrainingFault("updates reversed", ("ascent",), updates_reversed, (50.0, 200.0), pre),
