@@ -318,7 +318,7 @@ def test_attention_is_counted_by_the_sublayers_that_are_named() -> None:
 def steps(count: int, loss: Callable[[int], float], norm: Callable[[int], float] = lambda step: 1.0, lengths: int = 1):
     """(length, loss, gradient norm) of healthy training: losses have a deviation of .05."""
     draws = random.Random(1)
-    for step in range(count):
+    for _ in range(count):
         length = draws.randrange(lengths)
         yield length, loss(length) + draws.gauss(0, 0.05), norm(length) * math.exp(draws.gauss(0, 0.3))
 

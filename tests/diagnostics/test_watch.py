@@ -3,6 +3,7 @@
 import json
 import math
 from collections import deque
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ def test_a_run_is_looked_at_early_at_its_end_and_some_times_between(steps: int) 
     between = sorted(found - set(EARLY) - {steps})
     assert len(between) <= 17
     assert all(step % 10 == 0 for step in between)
-    assert all(later - earlier >= 50 for earlier, later in zip(between, between[1:], strict=False))
+    assert all(later - earlier >= 50 for earlier, later in pairwise(between))
 
 
 WORDS, WIDTH, HEADS = 12, 16, 2
@@ -205,7 +206,7 @@ class TestForeign:
         assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
     def test_its_signals_are_there_and_the_optimiser_is_not_compared(self) -> None:
-        module, watch = foreign(True)
+        _, watch = foreign(True)
         assert set(watch.points) == {0, *EARLY, 50, 60, *range(10, 60, 10)}
         names = set().union(*watch.points.values())
         assert not any(name.startswith("optimizer/") for name in names)

@@ -2,7 +2,6 @@
 are declared and unwise, which come to harm for a reason that should be named.
 """
 
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,10 +9,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from faults.structural import balance_left_out, dropout_in_training, softmax_twice
+from torch import nn
 from torch.nn import functional
 
-from faults.structural import balance_left_out, dropout_in_training, softmax_twice
 from harness import ModelSpec, RunSpec, TrainSpec
 from harness.components.attention import GroupedQuery, SlidingWindow
 from harness.components.feedforward import GELU, MoE, ReLU, SwiGLU
@@ -280,12 +279,17 @@ BROKEN = (
 )
 
 
+def drawn(draw: Normal) -> Initialisation:
+    return Initialisation(linear=draw, qkv=draw)
+
+
 def rates(strength: float) -> dict[str, Any]:
     return {"train.learning_rate": strength}
 
 
 UNWISE = (
-    TrainingFault("declared rate too high", ("update_ratio", "no_warmup"), strengths=(0.1, 3.0), model=pre, declared=rates),
+    TrainingFault("declared rate too high", ("update_ratio", "no_warmup"), strengths=(0.1, 3.0), model=pre,
+                  declared=rates),
     TrainingFault("declared rate too low", ("update_ratio",), strengths=(3e-5, 3e-6), model=pre, declared=rates),
     TrainingFault(
         "no warm-up declared",
@@ -304,7 +308,7 @@ UNWISE = (
                   declared=lambda strength: {"model.residual": NoResidual(), "model.num_layers": round(strength)}),
     TrainingFault("drawn much too wide, unscaled", ("initial_logits", "residual_jump"),
                   strengths=(0.5, 1.5), model={**pre, "scale": Unscaled()},
-                  declared=lambda strength: {"model.init": Initialisation(linear=Normal(deviation=strength), qkv=Normal(deviation=strength))}),
+                  declared=lambda strength: {"model.init": drawn(Normal(deviation=strength))}),
 )  # fmt: skip
 
 HEALTHY_MODELS: dict[str, dict[str, Any]] = {
