@@ -88,6 +88,6 @@ def test_the_diagnosis_of_a_run_on_disk_is_that_of_its_record(tmp_path: Path) ->
     with fault.injected(0.95):
         record = run(fault.spec(0.95, seed=0), directory=tmp_path / "run", probes=tmp_path / "probes")
     found = of_run(str(tmp_path / "run"), tmp_path).findings(dear=False)
-    alarms = [finding.probe.name for finding in found if finding.alarms]
-    assert alarms[0] == record.diagnosis == "optimizer_fit"
-    assert [finding.cause for finding in found if finding.alarms][0].startswith("1 − β₂ is 2.5 times")
+    first = next(finding for finding in found if finding.alarms)
+    assert first.probe.name == record.diagnosis == "optimizer_fit"
+    assert first.cause == "1 − β₂ is 2.5 times the declared one"
