@@ -8,6 +8,7 @@
 #   make test-slow       the slowest: processes really killed, hundreds of random combinations
 #   make lint            style, types, import rules
 #   make bench           speed against bare loops and against x-transformers
+#   make faults          plants every fault that diagnostics should name, trains what is healthy (ARGS='--only NAME'; it resumes)
 #   make bench-attention time and memory of attention against length, and of decoding against the cache
 #   make gpu-check       what only a CUDA GPU can show; says so where there is none (PYTHON=python3: any that holds torch)
 #   make setup           only the installation (PYTHON=python3.12 to choose another one)
@@ -25,7 +26,7 @@ options = $(if $(BUDGET),--budget '$(BUDGET)') $(if $(SEEDS),--seeds '$(SEEDS)')
 	$(if $(DEVICE),--device '$(DEVICE)') $(if $(TRACKING_URI),--tracking-uri '$(TRACKING_URI)') $(results)
 results = $(if $(RESULTS),--results '$(RESULTS)')
 
-.PHONY: help setup ablations test test-slow lint bench bench-attention gpu-check dashboard always
+.PHONY: help setup ablations test test-slow lint bench bench-attention faults gpu-check dashboard always
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
 
@@ -64,6 +65,9 @@ lint: $(VENV)/installed
 # Our side runs in .venv; the peer is started with the interpreter that sees x-transformers.
 bench: $(BENCH)/installed
 	$(python) tests/bench/bench.py --peer $(BENCH)/bin/python $(ARGS)
+
+faults: $(VENV)/installed
+	$(python) tests/faults/matrix.py $(ARGS)
 
 bench-attention: $(VENV)/installed
 	$(python) tests/bench/attention.py

@@ -15,7 +15,7 @@ from harness import progress
 from harness.engine import Ended
 from harness.progress import LiveTable, PlainLines
 from harness.record import Diagnosed, RunRecord, Score
-from harness.report.blocks import Table, Text
+from harness.report.blocks import Items, Text
 from harness.report.chapters.diagnosis import CHAPTER
 from harness.report.tables import Findings, findings
 from harness.results import load_study
@@ -56,40 +56,36 @@ def test_a_study_without_findings_has_no_such_chapter(tmp_path: Path) -> None:
 
 
 def test_alarms_stand_in_the_order_of_triage_with_cause_and_remedy(tmp_path: Path) -> None:
-    said, alarms, remarks = blocks(CHAPTER, made(tmp_path, ILL))
-    assert said == Text("Of 4 runs, 2 alarmed a probe or a detector.")
-    assert isinstance(alarms, Table)
-    rows = [[cell.text for cell in row] for row in alarms.rows]
-    assert [row[0] for row in rows] == ["scale_fit: symptom of scale_fit", "update_ratio: symptom of update_ratio"]
-    assert rows[0][1] == "measures of scale_fit: 2.5 (healthy: at most 1)"
-    assert rows[0][2:4] == ["cause of scale_fit", "remedy of scale_fit (source of scale_fit)"]
-    assert rows[0][4] == "one on copy (seed 0), two on copy (seed 1)"
-    assert isinstance(remarks, Table)
-    assert [[cell.text for cell in row] for row in remarks.rows] == [
-        [
-            "extrapolation_cliff: symptom of extrapolation_cliff",
-            "measures of extrapolation_cliff: 0.125 to 0.25 (healthy: at most 1)",
-            "two on copy (seeds 0–1)",
-        ]
-    ]
+    said, alarms, _, heading, remarks = blocks(CHAPTER, made(tmp_path, ILL))
+    assert said == Text("Of 4 runs, 2 raised an alarm.")
+    assert isinstance(alarms, Items)
+    first, second = alarms.items
+    assert first.startswith("scale_fit: symptom of scale_fit, in one on copy (seed 0), two on copy (seed 1).")
+    assert "Seen: measures of scale_fit: 2.5; healthy: at most 1." in first
+    assert first.endswith("Likely cause: cause of scale_fit. Try: remedy of scale_fit (source of scale_fit).")
+    assert second.startswith("update_ratio: symptom of update_ratio, in one on copy (seed 0).")
+    assert isinstance(heading, Text)
+    assert isinstance(remarks, Items)
+    (remark,) = remarks.items
+    assert "extrapolation_cliff, in two on copy (seeds 0–1). Seen: " in remark
+    assert "0.125 to 0.25; healthy: at most 1." in remark
+    assert "Likely cause" not in remark
 
 
-def test_remarks_alone_and_alarms_alone_make_one_table(tmp_path: Path) -> None:
-    said, table = blocks(CHAPTER, made(tmp_path / "remarks", {("one", 0): (CLIFF,)}))
-    assert said == Text("Of 4 runs, none alarmed a probe or a detector.")
-    assert isinstance(table, Table)
-    assert len(table.columns) == 3
-    _, table = blocks(CHAPTER, made(tmp_path / "alarms", {("one", 0): (LOST,)}))
-    assert isinstance(table, Table)
-    assert len(table.columns) == 5
-    assert "inf" in table.rows[0][1].text
+def test_remarks_alone_and_alarms_alone_make_one_list(tmp_path: Path) -> None:
+    said, *rest = blocks(CHAPTER, made(tmp_path / "remarks", {("one", 0): (CLIFF,)}))
+    assert said == Text("Of 4 runs, none raised an alarm.")
+    assert [len(block.items) for block in rest if isinstance(block, Items)] == [1]
+    _, *rest = blocks(CHAPTER, made(tmp_path / "alarms", {("one", 0): (LOST,)}))
+    (alarms,) = (block for block in rest if isinstance(block, Items))
+    assert "inf" in alarms.items[0]
 
 
-def test_another_cause_has_a_row_of_its_own(tmp_path: Path) -> None:
+def test_another_cause_has_an_item_of_its_own(tmp_path: Path) -> None:
     other = SCALE.model_copy(update={"cause": "not scaled at all"})
-    _, table = blocks(CHAPTER, made(tmp_path, {("one", 0): (SCALE,), ("two", 0): (other,)}))
-    assert isinstance(table, Table)
-    assert [row[2].text for row in table.rows] == ["cause of scale_fit", "not scaled at all"]
+    found = blocks(CHAPTER, made(tmp_path, {("one", 0): (SCALE,), ("two", 0): (other,)}))
+    (alarms,) = (block for block in found if isinstance(block, Items))
+    assert ["Likely cause: not scaled at all." in item for item in alarms.items] == [False, True]
 
 
 def test_the_table_of_runs_has_the_diagnosis(tmp_path: Path) -> None:

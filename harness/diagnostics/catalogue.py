@@ -205,6 +205,16 @@ PROBES = (
         source="Pope et al. 2022, arXiv:2211.05102",
     ),
     Probe(
+        name="decode_work",
+        symptom="decoding computes tokens again that it has read",
+        measures="queries that attention computes with a cache, over the tokens read",
+        measure=decoding.decode_work,
+        high=1,
+        cause="the cache is not used: each new token computes the whole sequence again",
+        remedy="feed only the new token, and hand on what the last step kept",
+        source="Pope et al. 2022, arXiv:2211.05102",
+    ),
+    Probe(
         name="cache_bytes",
         symptom="a cache holds more, or less, than its kind of attention needs",
         measures="bytes held over those declared",

@@ -2,10 +2,17 @@
 kernel that stores no table.
 """
 
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+
 from harness.components.kernel import backend_of
 from harness.diagnostics.finding import Measured, NotApplicable
 from harness.diagnostics.masking import apart, in_pieces
+from harness.diagnostics.operators import removed
 from harness.diagnostics.subject import Subject, kept, mode
+from harness.diagnostics.visibility import first
 
 
 def cache_parity(subject: Subject) -> Measured | NotApplicable:
@@ -25,6 +32,29 @@ def cache_parity(subject: Subject) -> Measured | NotApplicable:
     found = {way: apart(in_pieces(subject, subject.tokens, pieces) - whole, whole) for way, pieces in ways.items()}
     worst = max(found, key=found.__getitem__)
     return Measured(found[worst], worst, evidence=found)
+
+
+def decode_work(subject: Subject) -> Measured | NotApplicable:
+    """Queries that attention computes while a prompt and then single tokens are read with a cache, over the tokens
+    that are read: the most of all sublayers.
+    """
+    if subject.read is None or not subject.sites:
+        return NotApplicable("there is no cache, or no attention sublayer is named")
+    length, computed = (
+        subject.tokens.inputs.shape[1],
+        {site.path: 0 for site in subject.sites if site.causal or site.across},
+    )
+    third = length // 3
+    with ExitStack() as hooks:
+        for path in computed:
+
+            def count(_module: nn.Module, _inputs: Any, result: Any, path: str = path) -> None:
+                computed[path] += first(result).shape[1]
+
+            hooks.enter_context(removed(subject.model.get_submodule(path).register_forward_hook(count)))
+        in_pieces(subject, subject.tokens, (third, *(1,) * (length - third)))
+    worst = max(computed, key=computed.__getitem__)
+    return Measured(computed[worst] / length, worst)
 
 
 def cache_bytes(subject: Subject) -> Measured | NotApplicable:

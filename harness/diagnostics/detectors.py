@@ -6,8 +6,10 @@ rate and warm-up; what training has made of attention, units and experts; what i
 alarm of this order, after those of the structural probes.
 """
 
+from dataclasses import replace
+
 from harness.diagnostics import optimisation, outcome, within
-from harness.diagnostics.finding import Finding, Probe
+from harness.diagnostics.finding import Finding, NotApplicable, Probe
 from harness.diagnostics.history import GONE, History
 from harness.evaluate import GATE
 
@@ -311,6 +313,9 @@ DETECTORS: tuple[Probe[History], ...] = (
 
 
 def detect(history: History) -> list[Finding]:
-    """What every detector finds, in the order of triage."""
+    """What every detector finds, in the order of triage; `not_learned` speaks where no other alarm explains it."""
     harmed = history.harm() != ""
-    return [detector.examine(history, harmed=harmed) for detector in DETECTORS]
+    found = [detector.examine(history, harmed=harmed) for detector in DETECTORS]
+    told = [finding.probe.name for finding in found if finding.alarms and finding.probe.name != "not_learned"]
+    explained = NotApplicable(f"explained by {told[0]}" if told else "")
+    return [replace(f, found=explained) if told and f.probe.name == "not_learned" else f for f in found]

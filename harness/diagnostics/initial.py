@@ -14,7 +14,7 @@ SURE = 5.0  # standard errors that a sample's deviation may miss the declared on
 
 
 def init_loss(subject: Subject) -> Measured | NotApplicable:
-    """The first loss over the declared one, less what the draw of a model explains."""
+    """The first loss over the declared one; 1 where the draw of a model explains the difference."""
     if subject.batch is None or subject.trained:
         return NotApplicable("the model is trained" if subject.trained else "there is no batch with targets")
     logits = subject.logits(subject.batch, training=True)
@@ -22,8 +22,7 @@ def init_loss(subject: Subject) -> Measured | NotApplicable:
     guessing = math.log(logits.shape[-1])
     drawn = [guessing] if subject.first_loss is None else list(subject.first_loss())
     due, spread = fmean(drawn), pstdev(drawn)
-    slack = SURE * spread / due
-    ratio = found / due - max(-slack, min(slack, found / due - 1))
+    ratio = found / due if abs(found - due) > SURE * spread else 1.0
     return Measured(ratio, evidence={"loss": found, "declared": due, "spread": spread, "guessing": guessing})
 
 

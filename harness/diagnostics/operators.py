@@ -52,15 +52,17 @@ class Attended:
     changed: bool = False
     over_keys: bool = True
 
-    def logits(self, dtype: torch.dtype = torch.float64) -> Tensor:
-        """scale · QKᵀ + mask, `(N, H, T, K)`."""
-        query = self.query.to(dtype)
+    def logits(self, dtype: torch.dtype = torch.float64, rows: Tensor | None = None) -> Tensor:
+        """scale · QKᵀ + mask, `(N, H, T, K)`, or only of some queries (`rows`)."""
+        rows = torch.arange(self.query.shape[-2], device=self.query.device) if rows is None else rows
+        query = self.query[..., rows, :].to(dtype)
         key = self.key.to(dtype).repeat_interleave(self.query.shape[1] // self.key.shape[1], dim=1)
         found = self.scale * (query @ key.mT)
         if self.mask is not None:
-            found = found + self.mask.to(dtype)
+            each = self.mask.dim() > 1 and self.mask.shape[-2] > 1
+            found = found + (self.mask[..., rows, :] if each else self.mask).to(dtype)
         if self.causal:
-            ahead = torch.ones(found.shape[-2:], dtype=torch.bool, device=found.device).triu(1)
+            ahead = torch.arange(found.shape[-1], device=found.device) > rows[:, None]
             found = found.masked_fill(ahead, float("-inf"))
         return found
 

@@ -77,10 +77,12 @@ def no_warmup(history: History) -> Measured | NotApplicable:
 
 
 def update_ratio(history: History) -> Measured | NotApplicable:
-    """The median relative update, once warm-up is over."""
-    ratios = history.values("update/ratio", *SETTLED) or history.values("update/ratio")
+    """The median relative update, once warm-up is over; of a run that diverged before, of all its steps."""
+    ratios = history.values("update/ratio", *SETTLED)
+    if history.status == "diverged" and not ratios:
+        ratios = history.values("update/ratio")
     if not ratios:
-        return NotApplicable("updates were not looked at")
+        return NotApplicable("updates were not looked at between warm-up and the end")
     middle = median(ratios)
     return Measured(middle, cause="the learning rate is too low" if middle < 1e-3 else "the learning rate is too high")
 

@@ -23,6 +23,7 @@ FEWEST = 32  # steps before which nothing stands out
 LEAST_LOSS, LEAST_GRADIENT = 0.02, 0.25  # the smallest σ: of the loss, as a share of the first; of ln gradient norm
 SHARP, UNIFORM = 0.05, 0.98  # normalised entropies of heads that see one key, and all alike
 ROUNDING = 1e-6  # of a weight: smaller steps are lost in fp32
+ROWS = 64  # queries of a sequence that are looked at: a table of all would not fit for long ones
 SILENT = 0.01  # of the activations' root mean square: a unit that never gets there says nothing
 
 
@@ -59,27 +60,26 @@ class Surprise:
     first: float = math.nan  # loss
 
     def of(self, steps: Sequence[tuple[int, float, float]]) -> Signals:
-        """The most that one of these steps (length, loss, gradient norm) stands out."""
-        found = [self._one(*step) for step in steps]
-        return {"spike/loss": max(loss for loss, _ in found), "spike/gradient": max(norm for _, norm in found)}
-
-    def _one(self, length: int, loss: float, norm: float) -> tuple[float, float]:
-        out = (0.0, 0.0)
-        if not math.isfinite(self.first):
-            self.first = loss
+        """The most that one of these steps (length, loss, gradient norm) stands out of those before them all."""
+        found = {"spike/loss": 0.0, "spike/gradient": 0.0}
         if len(self.past) >= FEWEST:
-            means = _means(self.past)
-            rest = [before - means[n] for n, before, _ in self.past]
-            level = means.get(length, sum(before for _, before, _ in self.past) / len(self.past))
-            out = (_sigmas(loss - level, rest, LEAST_LOSS * self.first), self._gradient(norm))
-        if math.isfinite(loss) and math.isfinite(norm):
-            self.past.append((length, loss, norm))
-        return out
+            found = {"spike/loss": self._losses(steps), "spike/gradient": self._norms(steps)}
+        elif math.isnan(self.first):
+            self.first = next((loss for _, loss, _ in steps if math.isfinite(loss)), math.nan)
+        self.past.extend(step for step in steps if all(map(math.isfinite, step)))
+        return found
 
-    def _gradient(self, norm: float) -> float:
-        logs = [math.log(max(before, 1e-30)) for _, _, before in self.past]
-        middle = sum(logs) / len(logs)
-        return _sigmas(math.log(max(norm, 1e-30)) - middle, [log - middle for log in logs], LEAST_GRADIENT)
+    def _losses(self, steps: Sequence[tuple[int, float, float]]) -> float:
+        means = _means(self.past)
+        rest = [loss - means[length] for length, loss, _ in self.past]
+        level = sum(loss for _, loss, _ in self.past) / len(self.past)
+        return _sigmas([loss - means.get(length, level) for length, loss, _ in steps], rest, LEAST_LOSS * self.first)
+
+    def _norms(self, steps: Sequence[tuple[int, float, float]]) -> float:
+        logs = [math.log(max(norm, 1e-30)) for _, _, norm in self.past]
+        level = sum(logs) / len(logs)
+        new = [math.log(norm) - level for _, _, norm in steps if norm > 0 and math.isfinite(norm)]
+        return _sigmas(new, [log - level for log in logs], LEAST_GRADIENT)
 
 
 def _means(past: deque[tuple[int, float, float]]) -> dict[int, float]:
@@ -89,10 +89,10 @@ def _means(past: deque[tuple[int, float, float]]) -> dict[int, float]:
     return {length: sum(losses) / len(losses) for length, losses in by_length.items()}
 
 
-def _sigmas(distance: float, rest: list[float], least: float) -> float:
-    """Distance in σ of the rest; 0 where it is no number."""
+def _sigmas(distances: list[float], rest: list[float], least: float) -> float:
+    """The largest distance in σ of the rest, of those that are numbers; 0 without any."""
     sigma = max(math.sqrt(sum(x * x for x in rest) / len(rest)), least)
-    return distance / sigma if math.isfinite(distance) else 0.0
+    return max((distance / sigma for distance in distances if math.isfinite(distance)), default=0.0)
 
 
 def matrices(subject: Subject) -> list[nn.Parameter]:
@@ -219,10 +219,13 @@ def _numbers(found: Mapping[str, Tensor]) -> Signals:
 
 
 def _attention(call: Attended) -> dict[str, Tensor]:
-    """The largest logit, the mean entropy of heads over that of equal weights, and the shares of sharp and of uniform
-    heads.
+    """Of some queries, the largest logit, the mean entropy of heads over that of equal weights, and the shares of sharp
+    and of uniform heads.
     """
-    logits = call.logits(torch.float32)
+    length = call.query.shape[-2]
+    logits = call.logits(
+        torch.float32, torch.linspace(0, length - 1, min(length, ROWS), device=call.query.device).long()
+    )
     hidden = logits < -1e3  # by −∞, or by some large number
     weights = logits.masked_fill(hidden, -math.inf).softmax(-1).nan_to_num(nan=0.0)
     keys = (~hidden).sum(-1)

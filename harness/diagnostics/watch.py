@@ -21,7 +21,7 @@ from harness.diagnostics.subject import Subject
 from harness.spec import RunSpec
 from tasks.task import Batch
 
-OBSERVATIONS = 16  # looks inside of a run
+OBSERVATIONS = 12  # looks inside of a run
 APART = 50  # steps between them at least: each costs about what a step does
 EARLY = (1, 2, 4, 8)  # steps at which the optimiser alone is looked at
 EVERY = 10  # steps between looks at the losses

@@ -59,7 +59,8 @@ def study_against_bare(specs: list[RunSpec], seeds: int, workers: int, folder: P
     wall = time.perf_counter() - begun
     ratio = wall / ((before + all_bare_seconds(mixed[half:], workers)) / workers)
     what = (
-        f"whole study ({len(specs)} runs, start-up, evaluation, MLflow and report included) ÷ (bare loops ÷ {workers})"
+        f"whole study ({len(specs)} runs, start-up, diagnostics, evaluation, MLflow and report included) ÷ "
+        f"(bare loops ÷ {workers})"
     )
     return Row(what, f"{ratio:.2f} ({wall:.0f} s)", "≤ 1.25", ratio <= 1.25), ratio
 
@@ -84,18 +85,26 @@ def call(command: list[str], specs: list[RunSpec], *arguments: str) -> list[floa
     return [float(value) for value in json.loads(printed.splitlines()[-1])]
 
 
-def lightning_against_bare(spec: RunSpec) -> Row:
-    """Training time under Lightning with all that a run logs, against the bare loop; pairs in turn."""
+def lightning_against_bare(spec: RunSpec) -> list[Row]:
+    """Training time under Lightning with all that a run logs, against the bare loop, and with detectors against that
+    without; in turn.
+    """
     torch.set_num_threads(1)
     spec = spec.replace("train.steps", STEPS).replace("train.eval_every", STEPS)
     bare.train(spec, 50)
-    ratios, steps = [], []
+    ratios, watched, steps = [], [], []
     for _ in range(STEP_PAIRS):
         seconds = bare.train(spec, STEPS)
-        ratios.append(float(run(spec).ledger["wall_seconds"]) / seconds)
+        plain, diagnosed = (float(run(spec, diagnose=on).ledger["wall_seconds"]) for on in (False, True))
+        ratios.append(plain / seconds)
+        watched.append(diagnosed / plain)
         steps.append(seconds / STEPS)
     what = f"a step with Lightning, curves and attention maps ÷ a bare step of {median(steps) * 1e3:.0f} ms"
-    return Row(what, f"{median(ratios):.3f}", "≤ 1.08", median(ratios) <= 1.08)
+    said = "training with detectors ÷ without"
+    return [
+        Row(what, f"{median(ratios):.3f}", "≤ 1.08", median(ratios) <= 1.08),
+        Row(said, f"{median(watched):.3f}", "≤ 1.02", median(watched) <= 1.02),
+    ]
 
 
 def peer_against_study(peer: str, specs: list[RunSpec], study: float, workers: int, steps: int) -> Row:
@@ -205,7 +214,8 @@ def main() -> int:
         row, study = study_against_bare(specs, options.seeds, workers, Path(temporary))
         add(row)
         add(finished_again(Path(temporary), options.seeds))
-        add(lightning_against_bare(specs[0]))
+        for measured in lightning_against_bare(specs[0]):
+            add(measured)
         if options.peer:
             add(peer_against_study(options.peer, specs, study, workers, options.peer_steps))
     text = page(rows, f"make bench ARGS='--seeds {options.seeds} --peer-steps {options.peer_steps}'")

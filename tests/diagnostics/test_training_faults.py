@@ -44,7 +44,7 @@ LONGER = (  # what shows only once something is learned, or lost again
     ("ε declared too large", 10.0, 100),
     ("too few steps", 60.0, 60),
     ("too few samples", 12.0, 300),
-    ("no residual declared", 6.0, 100),
+    ("deep, no residual", 6.0, 100),
 )
 
 

@@ -230,7 +230,7 @@ class TestForeign:
         findings = detect(History(lines, 60))
         assert not any(finding.alarms for finding in findings)
         looked = {finding.probe.name for finding in findings if finding.measured}
-        assert {"update_ratio", "stale_adam", "attention_logits", "dead_units", "spike"} <= looked
+        assert {"stale_adam", "attention_logits", "dead_units", "spike"} <= looked
         assert looked < {detector.name for detector in DETECTORS}
         assert watch.take(60)["update/ratio"] > 0
         assert watch.take(60) == {}

@@ -9,21 +9,19 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from faults.structural import balance_left_out, dropout_in_training, softmax_twice
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
+from faults.structural import balance_left_out, dropout_in_training, softmax_twice
 from harness import ModelSpec, RunSpec, TrainSpec
-from harness.components.attention import GroupedQuery, SlidingWindow
-from harness.components.feedforward import GELU, MoE, ReLU, SwiGLU
+from harness.components.feedforward import MoE, ReLU
 from harness.components.init import Initialisation, Normal
-from harness.components.norm import NoNorm, PostNorm, PreNorm, RMSNorm
-from harness.components.position import NoPE, RoPE, T5Bias
+from harness.components.norm import PreNorm
 from harness.components.residual import NoResidual
-from harness.components.scale import Inverse, Unscaled
+from harness.components.scale import Unscaled
 from harness.module import TransformerModule
-from harness.spec import Constant, Finite, WarmupCosine
-from tasks import Copy, Lengths, Reverse
+from harness.spec import Constant, Finite
+from tasks import Copy, Lengths
 
 Patch = Callable[[TransformerModule, float], None]
 
@@ -279,48 +277,45 @@ BROKEN = (
 )
 
 
-def drawn(draw: Normal) -> Initialisation:
-    return Initialisation(linear=draw, qkv=draw)
-
-
 def rates(strength: float) -> dict[str, Any]:
     return {"train.learning_rate": strength}
 
 
-UNWISE = (
-    TrainingFault("declared rate too high", ("update_ratio", "no_warmup"), strengths=(0.1, 3.0), model=pre,
-                  declared=rates),
-    TrainingFault("declared rate too low", ("update_ratio",), strengths=(3e-5, 3e-6), model=pre, declared=rates),
-    TrainingFault(
-        "no warm-up declared",
-        ("no_warmup", "update_ratio"),
-        strengths=(0.02, 0.1),
-        train={"schedule": Constant(), "beta2": 0.999},
-        declared=rates,
-    ),
-    TrainingFault("ε declared too large", ("adam_eps", "update_ratio"), strengths=(0.1, 10.0), model=pre,
-                  declared=lambda strength: {"train.eps": strength}),
-    TrainingFault("too few steps", ("slow_convergence",), strengths=(100.0, 60.0), model=pre,
-                  declared=lambda strength: {"train.steps": round(strength)}),
-    TrainingFault("too few samples", ("finite_gap",), strengths=(60.0, 12.0), model=pre,
-                  declared=lambda strength: {"train.sampling": Finite(num_samples=round(strength))}),
-    TrainingFault("no residual declared", ("rank_collapse", "depth_gradients"), strengths=(6.0, 10.0),
-                  declared=lambda strength: {"model.residual": NoResidual(), "model.num_layers": round(strength)}),
-    TrainingFault("drawn much too wide, unscaled", ("initial_logits", "residual_jump"),
-                  strengths=(0.5, 1.5), model={**pre, "scale": Unscaled()},
-                  declared=lambda strength: {"model.init": drawn(Normal(deviation=strength))}),
-)  # fmt: skip
+def eps(strength: float) -> dict[str, Any]:
+    return {"train.eps": strength}
 
-HEALTHY_MODELS: dict[str, dict[str, Any]] = {
-    "as it comes": {},
-    "pre": pre,
-    "RMSNorm, SwiGLU, RoPE": {**pre, "norm": RMSNorm(), "feedforward": SwiGLU(), "position": RoPE()},
-    "groups, T5": {**pre, "attention": GroupedQuery(), "position": T5Bias()},
-    "window": {**pre, "attention": SlidingWindow(window=8)},
-    "experts": experts,
-    "no norm": {"norm_placement": NoNorm()},
-    "unscaled": {**pre, "scale": Unscaled()},
-    "1/d_k": {**pre, "scale": Inverse()},
-    "NoPE, GELU": {**pre, "position": NoPE(), "feedforward": GELU()},
-}
-__all__ = ["BROKEN", "HEALTHY_MODELS", "TASK", "UNWISE", "PostNorm", "Reverse", "TrainingFault", "WarmupCosine"]
+
+def steps(strength: float) -> dict[str, Any]:
+    return {"train.steps": round(strength)}
+
+
+def samples(strength: float) -> dict[str, Any]:
+    return {"train.sampling": Finite(num_samples=round(strength))}
+
+
+def deep_without_residual(strength: float) -> dict[str, Any]:
+    return {"model.residual": NoResidual(), "model.num_layers": round(strength)}
+
+
+def drawn_wide(strength: float) -> dict[str, Any]:
+    wide = Normal(deviation=strength)
+    return {"model.init": Initialisation(linear=wide, qkv=wide)}
+
+
+steep = {"schedule": Constant(), "beta2": 0.999}
+unscaled = {**pre, "scale": Unscaled()}
+
+UNWISE = (
+    TrainingFault("declared rate too high", ("update_ratio", "no_warmup"), nothing, (0.1, 3.0), pre, {}, rates),
+    TrainingFault("declared rate too low", ("update_ratio",), nothing, (3e-5, 3e-6), pre, {}, rates),
+    TrainingFault("no warm-up declared", ("no_warmup", "update_ratio"), nothing, (0.02, 0.1), {}, steep, rates),
+    TrainingFault("ε declared too large", ("adam_eps", "update_ratio"), nothing, (0.1, 10.0), pre, {}, eps),
+    TrainingFault("too few steps", ("slow_convergence",), nothing, (100.0, 60.0), pre, {}, steps),
+    TrainingFault("too few samples", ("finite_gap",), nothing, (60.0, 12.0), pre, {}, samples),
+    TrainingFault(
+        "deep, no residual", ("rank_collapse", "depth_gradients"), nothing, (6.0, 10.0), {}, {}, deep_without_residual
+    ),
+    TrainingFault(
+        "drawn wide, unscaled", ("initial_logits", "residual_jump"), nothing, (0.5, 1.5), unscaled, {}, drawn_wide
+    ),
+)

@@ -1,11 +1,10 @@
 """What diagnostics say of the runs: what went wrong, why we think so, what to try."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pandas as pd
 
-from harness.report.blocks import Block, Cell, Table, Text
+from harness.report.blocks import Block, Items, Text
 from harness.report.chapters.chapter import Chapter
 from harness.report.figures import Picture
 from harness.report.tables import RUN, Findings, records, which
@@ -16,10 +15,7 @@ ORDER = (
     "the order in which they are to be looked at (what is declared and broken, what is there "
     "before training, learning rate and warm-up, what training has made, the rest). The first one is a run's diagnosis."
 )
-REMARKS = (
-    "Outside of its usual bounds in runs that came to no harm, where that is often healthy, or nothing to be mended. "
-    "Values are the most extreme ones of the runs named."
-)
+REMARKS = "Out of the usual bounds, in runs that came to no harm, where that is often healthy:"
 
 
 def found_in(found: Findings) -> pd.DataFrame:
@@ -41,13 +37,14 @@ def pictures(found: Findings, table: pd.DataFrame) -> Iterator[Picture]:
 def blocks(found: Findings, table: pd.DataFrame) -> Sequence[Block]:
     """The alarms with cause and remedy, then the remarks."""
     alarms, remarks = table[table["alarm"].astype(bool)], table[~table["alarm"].astype(bool)]
-    ill, ended = len(alarms.drop_duplicates(RUN)), len(found.data.records)
-    said: list[Block] = [Text(f"Of {counted(ended, 'run')}, {ill or 'none'} alarmed a probe or a detector.")]
+    ended = len(found.data.records)
+    said: list[Block] = [
+        Text(f"Of {counted(ended, 'run')}, {len(alarms.drop_duplicates(RUN)) or 'none'} raised an alarm.")
+    ]
     if len(alarms):
-        heads = ["what", "seen", "likely cause", "what to try", "runs"]
-        said += [Table(heads, [_alarm(own) for own in _groups(alarms, "cause")], ORDER)]
+        said += [Items([_alarm(own, ended) for own in _groups(alarms, "cause")]), Text(ORDER)]
     if len(remarks):
-        said += [Table(["what", "seen", "runs"], [_remark(own) for own in _groups(remarks)], REMARKS)]
+        said += [Text(REMARKS), Items([_told(own, ended) for own in _groups(remarks)])]
     return said
 
 
@@ -56,26 +53,19 @@ def _groups(table: pd.DataFrame, *besides: str) -> Iterator[pd.DataFrame]:
         yield own
 
 
-def _alarm(own: pd.DataFrame) -> list[Cell]:
+def _alarm(own: pd.DataFrame, ended: int) -> str:
     first = records(own)[0]
-    return [
-        Cell(f"{first['probe']}: {first['symptom']}"),
-        Cell(_seen(own, first)),
-        Cell(first["cause"]),
-        Cell(f"{first['remedy']} ({first['source']})"),
-        Cell(which(own)),
-    ]
+    return f"{_told(own, ended)} Likely cause: {first['cause']}. Try: {first['remedy']} ({first['source']})."
 
 
-def _remark(own: pd.DataFrame) -> list[Cell]:
+def _told(own: pd.DataFrame, ended: int) -> str:
+    """The symptom, its measure and the runs, in a sentence each."""
     first = records(own)[0]
-    return [Cell(f"{first['probe']}: {first['symptom']}"), Cell(_seen(own, first)), Cell(which(own))]
-
-
-def _seen(own: pd.DataFrame, first: dict[str, Any]) -> str:
     low, high = own["value"].min(), own["value"].max()
     values = f"{low:.3g}" if low == high or len(own) == 1 else f"{low:.3g} to {high:.3g}"
-    return f"{first['measures']}: {values} (healthy: {first['healthy']})"
+    runs = f"all {counted(ended, 'run')}" if len(own) == ended else which(own)
+    seen = f"{first['measures']}: {values}; healthy: {first['healthy']}"
+    return f"{first['probe']}: {first['symptom']}, in {runs}. Seen: {seen}."
 
 
 CHAPTER = Chapter("diagnosis", "Diagnosis", found_in, pictures, blocks)
