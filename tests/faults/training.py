@@ -9,10 +9,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from faults.structural import balance_left_out, dropout_in_training, softmax_twice
+from torch import nn
 from torch.nn import functional
 
-from faults.structural import balance_left_out, dropout_in_training, softmax_twice
 from harness import ModelSpec, RunSpec, TrainSpec
 from harness.components.feedforward import MoE, ReLU
 from harness.components.init import Initialisation, Normal
