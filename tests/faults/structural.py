@@ -259,6 +259,21 @@ def cache_of_all_heads(module: TransformerModule, strength: float) -> None:
         attention.keys_and_values = lambda x, own=own, each=each: tuple(y.repeat_interleave(each, 1) for y in own(x))
 
 
+def cache_not_used(module: TransformerModule, strength: float) -> None:
+    """Every new token computes the whole sequence again."""
+    own = module.model.outputs
+
+    def anew(tokens: Tensor, *rest: Any, cache: Any = None, **how: Any) -> Any:
+        if cache is None:
+            return own(tokens, *rest, **how)
+        cache.tokens = torch.cat([getattr(cache, "tokens", tokens[:, :0]), tokens], 1)
+        found = own(cache.tokens, *rest, **how)
+        found.logits = found.logits[:, -tokens.shape[1] :]
+        return found
+
+    module.model.outputs = anew
+
+
 def dropout_alive(module: TransformerModule, strength: float) -> None:
     for block in module.model.modules():
         if isinstance(block, Block):
@@ -458,6 +473,8 @@ FAULTS = (
     Fault(softmax_in_half_precision, "kernel_parity", strengths=(1.0, 2.0)),
     Fault(table_stored, "flash_off"),
     Fault(cache_forgets, "cache_parity", {"attention": SlidingWindow(window=6)}, strengths=(1.0, 4.0)),
+    Fault(cache_not_used, "decode_work"),
+    Fault(cache_not_used, "decode_work", {"attention": GroupedQuery(), "position": RoPE()}),
     Fault(cache_never_forgets, "cache_bytes", {"attention": SlidingWindow(window=4)}),
     Fault(cache_of_all_heads, "cache_bytes", {"attention": MultiQuery()}),
     Fault(dropout_alive, "eval_determinism", strengths=(1.0, 6.0)),
