@@ -72,6 +72,41 @@ def test_a_study_leaves_its_whole_folder(finished: tuple[Path, Watcher]) -> None
     assert len(watcher.ended) == watcher.compared == 12
 
 
+def test_each_variant_is_examined_once_for_all_its_seeds(finished: tuple[Path, Watcher]) -> None:
+    folder = finished[0] / "small"
+    assert len(list((folder / "probes").iterdir())) == 6  # three variants on two tasks, of two seeds each
+    assert set(load_study(folder).runs["diagnostics"]) == {"structure, training"}
+
+
+MINE = """
+from harness import Ablation, Budget, ModelSpec, TrainSpec
+from harness.components.position import NoPE
+from tasks import Copy, Lengths
+
+ablation = Ablation(
+    question="Does it matter?",
+    model=ModelSpec(d_model=16, num_heads=2, num_layers=1),
+    train=TrainSpec(steps=4, batch_size=4, eval_samples=4),
+    tasks={"copy": Copy(lengths=Lengths(train=(1, 3), test=(4,)))},
+    axes=("model.position",),
+    baseline="sinusoidal",
+    variants={"sinusoidal": {}, "none": {"model.position": NoPE()}},
+    budgets={"smoke": Budget(seeds=1)},
+)
+"""
+
+
+@pytest.mark.slow
+def test_without_diagnostics_nobody_looks_and_records_say_so(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    asked = ["ablate", str(tmp_path / "mine.py"), "--budget", "smoke", "--results", str(tmp_path), "--jobs", "1"]
+    assert main([*asked, "--no-diagnostics"]) == 0
+    runs = load_study(tmp_path / "mine").runs
+    assert runs["diagnostics"].tolist() == ["off", "off"]
+    assert runs["diagnosis"].tolist() == ["", ""]
+    assert not (tmp_path / "mine" / "probes").exists()
+
+
 def test_every_run_is_in_the_store_under_the_id_that_runs_csv_names(finished: tuple[Path, Watcher]) -> None:
     results, _ = finished
     ids = pd.read_csv(results / "small" / "runs.csv")["mlflow_run_id"]

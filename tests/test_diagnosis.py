@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from faults.training import BROKEN
 
 from harness import ModelSpec, RunSpec, TrainSpec, run
 from harness.cli import main
 from harness.components.position import RoPE
 from harness.diagnosis import of_run, of_spec
-from harness.diagnostics import examine
+from harness.diagnostics import DETECTORS, examine
 from harness.schema import UserError
 from tasks import Copy, Lengths
 
@@ -85,8 +86,12 @@ def test_specs_with_and_without_a_task_and_presets(folder: Path, tmp_path: Path)
 
 
 def test_the_command_says_what_alarms(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diagnose", SPEC.fingerprint(), "--results", str(folder.parents[2])]) == 0
+    assert main(["diagnose", "--spec", str(folder / "spec.json")]) == 0
     assert "none of them alarms" in capsys.readouterr().out
+    assert main(["diagnose", SPEC.fingerprint(), "--results", str(folder.parents[2])]) == 1
+    said = capsys.readouterr().out
+    assert "1 of them alarm" in said
+    assert "not_learned: the task is not learned" in said  # after five steps
     (tmp_path / "model.json").write_text(json.dumps(SPEC.document() | {"train": {"learning_rate": 1e-7}}))
     assert main(["diagnose", "--spec", str(tmp_path / "model.json"), "--overfit", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
@@ -96,6 +101,39 @@ def test_the_command_says_what_alarms(folder: Path, tmp_path: Path, capsys: pyte
     assert {"symptom", "cause", "remedy", "source"} <= alarm.keys()
 
 
+def test_the_command_names_how_a_run_was_trained_wrongly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fault = next(fault for fault in BROKEN if fault.name == "β₂ changed")
+    with fault.injected(0.5):
+        run(SPEC, directory=tmp_path / "run")
+    assert main(["diagnose", str(tmp_path / "run"), "--results", str(tmp_path), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    found = {finding["probe"]: finding for finding in document["findings"]}
+    assert document["diagnosis"] == "optimizer_fit"
+    assert found["optimizer_fit"]["cause"] == "1 − β₂ is 25 times the declared one"
+    assert found["optimizer_fit"]["evidence"]["beta2"] == pytest.approx(25)
+    assert found["learning_rate_fit"]["value"] == pytest.approx(1)
+    assert list(found)[-len(DETECTORS) :] == [detector.name for detector in DETECTORS]
+    assert main(["diagnose", str(tmp_path / "run"), "--results", str(tmp_path)]) == 1
+    assert "optimizer_fit: the optimiser does not step as declared" in capsys.readouterr().out
+
+
+def test_remarks_are_said_and_are_no_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "run"
+    run(SPEC, directory=directory)
+    lines = [json.loads(line) for line in (directory / "curves.jsonl").read_text().splitlines()]
+    for line in lines:
+        if "update/ratio" in line:
+            line["update/ratio"] = 0.5
+    (directory / "curves.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    record = json.loads((directory / "record.json").read_text())
+    record["final"]["eval/in_distribution"] = 1.0
+    (directory / "record.json").write_text(json.dumps(record))
+    assert main(["diagnose", str(directory), "--results", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "(unusual, and often healthy) update_ratio: a step moves weights by too much or too little" in said
+    assert "none of them alarms" in said
+
+
 def test_the_command_asks_for_one_thing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose"]) == main(["diagnose", "a", "--spec", "modern-small"]) == 2
     assert capsys.readouterr().err.count("name a run, or a preset or file with --spec") == 2
@@ -103,8 +141,14 @@ def test_the_command_asks_for_one_thing(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_catalogue_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "probes", "--json"]) == 0
-    probes = json.loads(capsys.readouterr().out)["probes"]
+    document = json.loads(capsys.readouterr().out)
+    probes, detectors = document["probes"], document["detectors"]
     assert {"causal_leak", "scale_fit", "wiring"} <= {probe["name"] for probe in probes}
-    assert all(probe["cause"] and probe["remedy"] and probe["source"] for probe in probes)
+    assert [detector["name"] for detector in detectors] == [detector.name for detector in DETECTORS]
+    assert all(row["cause"] and row["remedy"] and row["source"] and row["speaks"] for row in probes + detectors)
     assert main(["list", "probes"]) == 0
-    assert "healthy: at least 0.99, at most 1.01" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "healthy: at least 0.99, at most 1.01" in said
+    assert said.index("scale_fit:") < said.index("Detectors, of how a run trained:") < said.index("update_ratio:")
+    assert "healthy: at least 0.0001, at most 0.01; an alarm where training came to harm" in said
+    assert "healthy: at least 0.5; never an alarm" in said

@@ -47,7 +47,8 @@ def test_every_planned_run_has_a_row_whatever_became_of_it(study: Path) -> None:
     assert runs["cause"].tolist()[:4] == ["", "why", "why", "why"]
     assert runs.loc[0, "train/loss"] == 1.5
     assert runs.loc[0, "parameters"] == 7
-    first = ["study", "variant", "task", "seed", "status", "cause", "fingerprint", "mlflow_run_id", "commit"]
+    first = ["study", "variant", "task", "seed", "status", "cause", "diagnosis"]
+    first += ["fingerprint", "mlflow_run_id", "commit"]
     assert runs.columns.tolist()[: len(first)] == first
 
 

@@ -89,11 +89,15 @@ def attended(subject: Subject, batch: Batch | None = None) -> list[Attended]:
 def _inside(subject: Subject) -> Iterator[list[str]]:
     """The paths of the attention sublayers that are running, the innermost last."""
     stack: list[str] = []
+
+    def leave(*_: Any) -> None:  # a hook that gave the path would put it in the output's place, were it empty
+        stack.pop()
+
     with ExitStack() as hooks:
         for site in subject.sites:
             module: nn.Module = subject.model.get_submodule(site.path)
             hooks.enter_context(removed(module.register_forward_pre_hook(lambda *_, p=site.path: stack.append(p))))
-            hooks.enter_context(removed(module.register_forward_hook(lambda *_: stack.pop() and None)))
+            hooks.enter_context(removed(module.register_forward_hook(leave)))
         yield stack
 
 

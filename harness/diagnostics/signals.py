@@ -65,7 +65,7 @@ class Surprise:
         if len(self.past) >= FEWEST:
             found = {"spike/loss": self._losses(steps), "spike/gradient": self._norms(steps)}
         elif math.isnan(self.first):
-            self.first = steps[0][1]
+            self.first = next((loss for _, loss, _ in steps if math.isfinite(loss)), math.nan)
         self.past.extend(step for step in steps if all(map(math.isfinite, step)))
         return found
 

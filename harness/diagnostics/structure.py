@@ -29,7 +29,11 @@ def structural(spec: RunSpec, folder: Path) -> tuple[Diagnosed, ...]:
     try:
         return KEPT.validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):  # not yet, or torn: it is made anew
+        pass
+    try:
         subject = subject_of(variant)
+    except Exception:  # there is no model to look at; the run's own record says why
+        return ()
     with one_thread():
         found = tuple(said for probe in PROBES if not probe.on_request for said in _said(probe, subject))
     write_atomically(path, json.dumps(KEPT.dump_python(found, mode="json"), indent=1))

@@ -259,10 +259,61 @@ def cache_of_all_heads(module: TransformerModule, strength: float) -> None:
         attention.keys_and_values = lambda x, own=own, each=each: tuple(y.repeat_interleave(each, 1) for y in own(x))
 
 
+def cache_not_used(module: TransformerModule, strength: float) -> None:
+    """Every new token computes the whole sequence again."""
+    own = module.model.outputs
+
+    def anew(tokens: Tensor, *rest: Any, cache: Any = None, **how: Any) -> Any:
+        if cache is None:
+            return own(tokens, *rest, **how)
+        cache.tokens = torch.cat([getattr(cache, "tokens", tokens[:, :0]), tokens], 1)
+        found = own(cache.tokens, *rest, **how)
+        found.logits = found.logits[:, -tokens.shape[1] :]
+        return found
+
+    module.model.outputs = anew
+
+
 def dropout_alive(module: TransformerModule, strength: float) -> None:
     for block in module.model.modules():
         if isinstance(block, Block):
             block.attention_step.dropout.forward = lambda x: functional.dropout(x, 0.05 * strength, training=True)
+
+
+def dropout_in_training(module: TransformerModule, strength: float) -> None:
+    for block in module.model.blocks:
+        block.feedforward.register_forward_hook(
+            lambda part, inputs, output: functional.dropout(output, strength, training=part.training)
+        )
+
+
+def dropout_asleep(module: TransformerModule, strength: float) -> None:
+    for part in module.model.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+
+
+def balance_left_out(module: TransformerModule, strength: float) -> None:
+    outputs = module.model.outputs
+
+    def weaker(*args: Any, **kwargs: Any) -> Any:
+        found = outputs(*args, **kwargs)
+        found.routing = [routing._replace(loss=strength * routing.loss) for routing in found.routing]
+        return found
+
+    module.model.outputs = weaker
+
+
+def softmax_twice(module: TransformerModule, strength: float) -> None:
+    for experts in module.model.experts():
+        own = experts._routing
+
+        def routing(logits: Tensor, probabilities: Tensor, *rest: Any, own: Any = own) -> Any:
+            for _ in range(round(strength)):
+                probabilities = probabilities.softmax(-1)
+            return own(logits, probabilities, *rest)
+
+        experts._routing = routing
 
 
 def drawn_too_wide(module: TransformerModule, strength: float) -> None:
@@ -422,9 +473,16 @@ FAULTS = (
     Fault(softmax_in_half_precision, "kernel_parity", strengths=(1.0, 2.0)),
     Fault(table_stored, "flash_off"),
     Fault(cache_forgets, "cache_parity", {"attention": SlidingWindow(window=6)}, strengths=(1.0, 4.0)),
+    Fault(cache_not_used, "decode_work"),
+    Fault(cache_not_used, "decode_work", {"attention": GroupedQuery(), "position": RoPE()}),
     Fault(cache_never_forgets, "cache_bytes", {"attention": SlidingWindow(window=4)}),
     Fault(cache_of_all_heads, "cache_bytes", {"attention": MultiQuery()}),
     Fault(dropout_alive, "eval_determinism", strengths=(1.0, 6.0)),
+    Fault(dropout_in_training, "mode_fit", strengths=(0.01, 0.3)),
+    Fault(dropout_in_training, "mode_fit", {"attention": Linear(), "position": RoPE()}, strengths=(0.1,)),
+    Fault(dropout_asleep, "mode_fit", {"residual_dropout": 0.1}),
+    Fault(balance_left_out, "moe_aux", {"feedforward": MoE()}, strengths=(0.5, 0.0)),
+    Fault(softmax_twice, "moe_aux", {"feedforward": MoE()}, strengths=(1.0, 2.0)),
     Fault(drawn_too_wide, "init_std", strengths=(1.3, 5.0)),
     Fault(gain_left_out, "init_std", {"init": Initialisation(residual_gain=DepthGain())}),
     Fault(biases_drawn, "init_std", strengths=(1.0, 10.0)),

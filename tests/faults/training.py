@@ -9,7 +9,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from faults.structural import balance_left_out, dropout_in_training, softmax_twice
+from torch import nn
 from torch.nn import functional
 
 from harness import ModelSpec, RunSpec, TrainSpec
@@ -194,46 +195,10 @@ def labels_of_others(module: TransformerModule, strength: float) -> None:
     module.batch = mixed
 
 
-def dropout_in_training(module: TransformerModule, strength: float) -> None:
-    for block in module.model.blocks:
-        block.feedforward.register_forward_hook(
-            lambda part, inputs, output: functional.dropout(output, strength, training=part.training)
-        )
-
-
 def embedding_noise(module: TransformerModule, strength: float) -> None:
     module.model.embedding.register_forward_hook(
         lambda part, inputs, output: output + strength * torch.randn_like(output) * part.training
     )
-
-
-def balance_left_out(module: TransformerModule, strength: float) -> None:
-    own = type(module).training_step
-
-    def without(self: TransformerModule, *args: Any) -> Tensor:
-        whole = own(self, *args)
-        return whole - (1 - strength) * sum(routing.loss for routing in self.routing) / len(self.routing)
-
-    outputs = module.model.outputs
-
-    def detached(*args: Any, **kwargs: Any) -> Any:
-        found = outputs(*args, **kwargs)
-        found.routing = [routing._replace(loss=strength * routing.loss) for routing in found.routing]
-        return found
-
-    module.model.outputs = detached
-
-
-def softmax_twice(module: TransformerModule, strength: float) -> None:
-    for experts in module.model.experts():
-        own = experts._routing
-
-        def routing(logits: Tensor, probabilities: Tensor, *rest: Any, own: Any = own) -> Any:
-            for _ in range(round(strength)):
-                probabilities = probabilities.softmax(-1)
-            return own(logits, probabilities, *rest)
-
-        experts._routing = routing
 
 
 def expert_preferred(module: TransformerModule, strength: float) -> None:
