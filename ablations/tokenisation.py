@@ -9,16 +9,16 @@ from harness.components.architecture import EncoderDecoder
 from harness.spec import Finite
 from tasks import BPE, Characters, Lengths, Translate, Words
 
-digits = Lengths(train=(5, 5), test=())
+digits = Lengths(train=(4, 4), test=())
 
 ablation = Ablation(
     question="Do subwords translate better than words or characters?",
     claims=("D20",),
-    why="1000 of the 90 000 numbers of five digits are trained on. On a pilot seed subwords and characters "
-    "gave .94 to .99 on new ones, words .99 in French and nothing in German, where a number is one word, "
-    "and a new one has never been seen.",
+    why="500 of the 9000 numbers of four digits are trained on, which a few hundred steps learn by heart. On a pilot "
+    "seed 320 subwords gave .94 in German and .87 in French on new ones, 600 .87 and .97, characters .87 in German, "
+    "words .74 in French and nothing in German, where a number is one word, and a new one has never been seen.",
     model=core.replace("architecture", EncoderDecoder()),
-    train=brief.replace("sampling", Finite(num_samples=1000)),
+    train=brief.replace("sampling", Finite(num_samples=500)).replace("steps", 300),
     tasks={
         "German": Translate(lengths=digits, tokenisation=BPE(vocab_size=320)),
         "French": Translate(lengths=digits, tokenisation=BPE(vocab_size=320), to_language="fr"),
