@@ -1,7 +1,7 @@
 """Small Hugging Face decoders under the probes: healthy ones raise no alarm, planted faults are named.
 
 Nothing is downloaded: a config says what the model is, and its weights are drawn. A model that was loaded is described
-by the same functions, with `trained=True`. Run it in the environment that holds transformers, which `make faults` makes:
+by the same functions, with `trained=True`. It runs where transformers is, in the environment of `make faults`:
 
     .venv-bench/bin/python docs/examples/huggingface.py
 """
@@ -238,7 +238,7 @@ def untied(subject: Subject) -> Subject:
 
 @dataclass(frozen=True)
 class Case:
-    """A decoder, how it is described, and the faults that are planted in it, each with the probe that should name it."""
+    """A decoder, how it is described, and the faults that are planted in it, each with the probe that names it."""
 
     make: Callable[[str], PreTrainedModel]
     describe: Callable[[Any], Subject]

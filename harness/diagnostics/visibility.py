@@ -5,7 +5,7 @@ code, the sublayer is called again with one token's hidden state replaced, and w
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ def unshared(x: Any) -> Any:
     """A copy of an argument that a call may change, as a cache that keys are put into; what is no tensor, no module and
     not frozen may be one. Itself where it cannot be copied.
     """
-    frozen = is_dataclass(x) and type(x).__dataclass_params__.frozen  # type: ignore[attr-defined]
+    frozen = getattr(getattr(x, "__dataclass_params__", None), "frozen", False)
     if frozen or isinstance(x, Tensor | nn.Module | tuple):
         return x
     try:
