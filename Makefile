@@ -66,7 +66,9 @@ lint: $(VENV)/installed
 bench: $(BENCH)/installed
 	$(python) tests/bench/bench.py --peer $(BENCH)/bin/python $(ARGS)
 
-faults: $(VENV)/installed
+# First other people's models: what is healthy is left alone there too, and what is planted is named.
+faults: $(BENCH)/installed
+	$(BENCH)/bin/python docs/examples/huggingface.py
 	$(python) tests/faults/matrix.py $(ARGS)
 
 bench-attention: $(VENV)/installed
@@ -98,8 +100,8 @@ $(VENV)/installed: pyproject.toml .ci/constraints.txt
 	$(python) -m pip install --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[dev]'
 	@touch $@
 
-# x-transformers must not stand in .venv, where Lightning would find what comes with it. So it gets an environment laid over .venv:
-# it sees all of .venv and nothing of it is seen there.
+# x-transformers and transformers must not stand in .venv, where Lightning would find them or what comes with them. So they get an
+# environment laid over .venv: it sees all of .venv and nothing of it is seen there.
 $(BENCH)/installed: $(VENV)/installed
 	$(python) -m venv --clear --without-pip $(BENCH)
 	@echo "import site; site.addsitedir('$$($(python) -c "import sysconfig; print(sysconfig.get_path('purelib'))")')" \

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
@@ -72,7 +73,8 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_the_module_of_the_docs_is_diagnosed(tmp_path: Path) -> None:
-    (snippet,) = blocks("docs/diagnostics.md")
+    snippet, excerpt = blocks("docs/diagnostics.md")
+    assert indent(excerpt, " " * 12) in (ROOT / "docs/examples/huggingface.py").read_text()
     done = subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert [line.split(":")[0] for line in done.stdout.splitlines() if line[:1] != " "] == ["scale_fit"]
     assert "q·k is not scaled at all" in done.stdout

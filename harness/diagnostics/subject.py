@@ -51,8 +51,9 @@ class AttentionSite:
         path: the sublayer, called with hidden states `(B, T, d_model)` first, by whatever name.
         num_heads: heads of queries.
         num_groups: heads of keys and values.
-        query: the module that gives queries of all heads, before positions and scale, `(B, T, heads · d)` or
-            `(B, heads, T, d)`. One that gives queries, keys and values side by side is named for all three.
+        query: the module that gives queries of all heads, before positions and scale: `(B, T, heads · d)`,
+            `(B, heads, T, d)` or, of sequences of more tokens than heads, `(B, T, heads, d)`; a norm of queries rather
+            than the map before it. One that gives queries, keys and values side by side is named for all three.
         key: the same of keys.
         value: the same of values.
         output: the module that the heads' results go into, side by side `(B, T, heads · d)`.
@@ -84,9 +85,9 @@ class AttentionSite:
 
     def part(self, name: str, made: Tensor) -> Tensor:
         """`(B, heads, T, d)`, a view: the queries, keys or values in what the module named for them gave."""
-        if made.dim() == 4:
-            return made
         heads = {"query": self.num_heads, "key": self.num_groups, "value": self.num_groups}
+        if made.dim() == 4:
+            return made.transpose(1, 2) if made.shape[1] != heads[name] == made.shape[2] else made
         if self.query == self.key == self.value:
             width = made.shape[-1] // sum(heads.values())
             made = made.split([count * width for count in heads.values()], -1)[list(heads).index(name)]

@@ -4,6 +4,7 @@ code, the sublayer is called again with one token's hidden state replaced, and w
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ MOVED = 1e-6  # of the results' deviation: what is hidden by −∞ moves nothin
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a sublayer during a forward pass, to be made again."""
+    """One call of a sublayer during a forward pass, to be made again, with arguments as they were before it."""
 
     module: nn.Module
     args: tuple[Any, ...]
@@ -45,9 +46,22 @@ class Call:
         old = self.hidden
 
         def swapped(x: Any) -> Any:
-            return hidden if x is old else x
+            return hidden if x is old else unshared(x)
 
         return first(self.module(*map(swapped, self.args), **{k: swapped(v) for k, v in self.kwargs.items()}))
+
+
+def unshared(x: Any) -> Any:
+    """A copy of an argument that a call may change, as a cache that keys are put into; what is no tensor, no module and
+    not frozen may be one. Itself where it cannot be copied.
+    """
+    frozen = getattr(getattr(x, "__dataclass_params__", None), "frozen", False)
+    if frozen or isinstance(x, Tensor | nn.Module | tuple):
+        return x
+    try:
+        return deepcopy(x)
+    except (TypeError, RuntimeError):
+        return x
 
 
 def first(result: Any) -> Tensor:
@@ -60,13 +74,19 @@ def first(result: Any) -> Tensor:
 def calls(subject: Subject) -> Iterator[dict[str, Call]]:
     """The calls of all attention sublayers in a forward pass over the probe tokens, in evaluation mode."""
     found: dict[str, Call] = {}
+    before: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
     with ExitStack() as hooks:
         for site in subject.sites:
 
+            def enter(module: nn.Module, args: Any, kwargs: Any, path: str = site.path) -> None:
+                if path not in before:
+                    before[path] = tuple(map(unshared, args)), {k: unshared(v) for k, v in kwargs.items()}
+
             def keep(module: nn.Module, args: Any, kwargs: Any, result: Any, path: str = site.path) -> None:
-                found.setdefault(path, Call(module, args, kwargs, first(result)))
+                found.setdefault(path, Call(module, *before[path], first(result)))
 
             module = subject.model.get_submodule(site.path)
+            hooks.enter_context(removed(module.register_forward_pre_hook(enter, with_kwargs=True)))
             hooks.enter_context(removed(module.register_forward_hook(keep, with_kwargs=True)))
         subject.logits(subject.tokens)
     with torch.no_grad(), mode(subject.model, training=False), kept(subject.model):

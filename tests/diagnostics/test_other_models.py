@@ -20,6 +20,7 @@ from harness.diagnostics import (
 from harness.diagnostics.heads import head_isolation, scale_fit
 from harness.diagnostics.masking import visibility
 from harness.diagnostics.position import position_shift
+from harness.diagnostics.visibility import unshared
 from harness.diagnostics.wiring import wiring
 from harness.schema import UserError
 from tasks.task import Batch
@@ -95,6 +96,8 @@ class Attention(nn.Module):
         else:
             self.q, self.k, self.v = (nn.Linear(WIDTH, size) for size in self.sizes)
         self.o = nn.Linear(WIDTH, WIDTH)
+        if how.get("normed"):
+            self.q_norm, self.k_norm = nn.LayerNorm(WIDTH // HEADS), nn.LayerNorm(WIDTH // HEADS)
         if how.get("narrow"):
             for parameter in self.q.parameters():
                 parameter.data.mul_(0.01)
@@ -102,7 +105,10 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         how, length = self.how, x.shape[1]
         made = self.all(x).split(self.sizes, -1) if how.get("packed") else (self.q(x), self.k(x), self.v(x))
-        q, k, v = (part.unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for part in made)
+        q, k, v = (part.unflatten(-1, (-1, WIDTH // HEADS)) for part in made)
+        if how.get("normed"):
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         if how.get("exchanged"):
             k, v = v, k
         if how.get("rotary"):
@@ -152,14 +158,17 @@ def subject_of(model: nn.Module, sites: Sequence[AttentionSite] | None = None, *
 
 def described(model: nn.Module) -> list[AttentionSite]:
     return [
-        site(path, layer.groups, packed=bool(layer.how.get("packed")))
+        site(path, layer.groups, packed=bool(layer.how.get("packed")), normed=bool(layer.how.get("normed")))
         for path, layer in model.named_modules()
         if isinstance(layer, Attention)
     ]
 
 
-def site(path: str, groups: int, *, packed: bool = False, feature_map: bool = False) -> AttentionSite:
-    query, key, value = (f"{path}.all" if packed else f"{path}.{name}" for name in "qkv")
+def site(
+    path: str, groups: int, *, packed: bool = False, normed: bool = False, feature_map: bool = False
+) -> AttentionSite:
+    names = ("all", "all", "all") if packed else ("q_norm", "k_norm", "v") if normed else ("q", "k", "v")
+    query, key, value = (f"{path}.{name}" for name in names)
     return AttentionSite(
         path, HEADS, groups, query, key, value, output=f"{path}.o", scale=SCALE, feature_map=feature_map
     )
@@ -183,6 +192,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "halves rotated": {"rotary": True},
     "one projection": {"packed": True, "groups": 2},
     "−1e9": {"hides": -1e9},
+    "normed before heads and tokens are exchanged": {"normed": True, "groups": 2, "rotary": True},
 }
 
 
@@ -192,6 +202,7 @@ def test_nothing_alarms_in_a_healthy_model(how: dict[str, Any]) -> None:
     assert not [finding.document() for finding in findings if finding.alarms]
     looked = {finding.probe.name for finding in findings if finding.measured}
     assert {"scale_fit", "head_isolation", "visibility", "kernel_parity", "mask_strength"} <= looked
+    assert ("rotation_fit" in looked) == how.get("rotary", False)
 
 
 FAULTS: dict[str, tuple[list[dict[str, Any]], str, str]] = {
@@ -199,6 +210,7 @@ FAULTS: dict[str, tuple[list[dict[str, Any]], str, str]] = {
     "unscaled, five dimensions": ([{"kernel": grouped, "groups": 2, "scale": 1.0}], "scale_fit", "not scaled at all"),
     "unscaled, one projection": ([{"packed": True, "scale": 1.0}], "scale_fit", "not scaled at all"),
     "unscaled, keys repeated": ([{"groups": 2, "scale": 1.0}], "scale_fit", "not scaled at all"),
+    "unscaled, normed": ([{"normed": True, "scale": 1.0}], "scale_fit", "not scaled at all"),
     "scale of the other sign": ([{"scale": -SCALE}], "scale_fit", "another factor"),
     "late in the second layer": ([{}, {"late": 1}], "causal_leak", "diagonal is off by one"),
     "weak, a mask of two dimensions": ([{"kernel": fused, "table": True, "hides": -9.0}], "causal_leak", "finite"),
@@ -240,6 +252,53 @@ def test_the_scale_of_linear_attention_is_found(scale: float, ratio: float) -> N
     found = scale_fit(subject_of(model, [site("layers.0", HEADS, feature_map=True)]))
     assert isinstance(found, Measured)
     assert found.value == pytest.approx(ratio, rel=0.01)
+
+
+class Held:
+    """Keys and values so far, which each call adds its own to."""
+
+    def __init__(self) -> None:
+        self.keys, self.values = (torch.zeros(1, HEADS, 0, WIDTH // HEADS) for _ in range(2))
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        self.keys, self.values = (
+            torch.cat([old.expand(len(new), -1, -1, -1), new], 2) for old, new in ((self.keys, k), (self.values, v))
+        )
+        return self.keys, self.values
+
+
+class Caching(Attention):
+    """Reads on top of what a cache holds, as Hugging Face's do whenever they are called."""
+
+    def forward(self, x: Tensor, cache: Held | None = None) -> Tensor:  # type: ignore[override]
+        q, k, v = (part(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        if cache is not None:
+            k, v = cache.update(k, v)
+        ahead = torch.ones(q.shape[2], k.shape[2]).triu(1 + k.shape[2] - q.shape[2])
+        mask = torch.zeros_like(ahead).masked_fill(ahead.bool(), self.how.get("hides", HIDDEN))
+        return self.o(explicit(q, k, v, mask, SCALE).transpose(1, 2).flatten(2))
+
+
+class CachingModel(Model):
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + layer(x, cache=Held())
+        return self.head(x)
+
+
+def test_a_cache_that_a_sublayer_fills_is_as_it_was_when_the_sublayer_is_called_again() -> None:
+    torch.manual_seed(0)
+    findings = examine(subject_of(CachingModel(Caching(), Caching())))
+    assert not [finding.document() for finding in findings if finding.alarms]
+    torch.manual_seed(0)
+    first = next(each for each in examine(subject_of(CachingModel(Caching(), Caching(hides=0.0)))) if each.alarms)
+    assert (first.probe.name, "sees every key" in first.cause) == ("causal_leak", True), first.document()
+
+
+def test_arguments_that_cannot_be_copied_are_handed_on() -> None:
+    made = torch.zeros(2, requires_grad=True) * 2
+    assert all(unshared(thing) is thing for thing in (made, [made], (n for n in range(3)), nn.Linear(2, 2)))
 
 
 def test_what_is_not_there_is_said() -> None:
