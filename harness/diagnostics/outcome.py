@@ -15,9 +15,9 @@ def diverged(history: History) -> Measured | NotApplicable:
     """The last loss over the first; ∞ where numbers are lost."""
     if history.status == "diverged" and not history.last_loss > history.first_loss:
         return Measured(math.inf)  # the curve ends before the point that was no number
-    if math.isnan(history.last_loss / history.first_loss):
+    if math.isnan(history.last_loss) or math.isnan(history.first_loss):
         return NotApplicable("there is no loss")
-    return Measured(history.last_loss / history.first_loss)
+    return Measured(history.last_loss / max(history.first_loss, 1e-30))
 
 
 def fresh_gap(history: History) -> Measured | NotApplicable:
