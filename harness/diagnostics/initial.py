@@ -1,7 +1,7 @@
 """Probes of an untrained model and of its data: the first loss, what weights are drawn from, what is asked for."""
 
 import math
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 
 import torch
 
@@ -21,7 +21,7 @@ def init_loss(subject: Subject) -> Measured | NotApplicable:
     found = float(subject.loss(logits, subject.batch))
     guessing = math.log(logits.shape[-1])
     drawn = [guessing] if subject.first_loss is None else list(subject.first_loss())
-    due, spread = fmean(drawn), pstdev(drawn)
+    due, spread = fmean(drawn), stdev(drawn) if len(drawn) > 1 else 0.0
     ratio = found / due if abs(found - due) > SURE * spread else 1.0
     return Measured(ratio, evidence={"loss": found, "declared": due, "spread": spread, "guessing": guessing})
 

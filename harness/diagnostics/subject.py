@@ -39,7 +39,7 @@ from harness.transformer import Block, Stack, Transformer, buffers_kept, build_m
 from tasks.task import FIRST_SYMBOL, Batch
 
 TOKENS = 24  # of a probe sequence, more where a window is wider: two blocks and a part
-REDRAWN = 4  # models that the first loss is compared with
+REDRAWN = 8  # models that the first loss is compared with
 CHUNKED = 72  # of one for linear attention, which computes 64 at a time
 
 
