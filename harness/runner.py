@@ -17,7 +17,7 @@ import torch
 
 from harness.backend import attention_backend
 from harness.cost import parameters, training_flops
-from harness.diagnostics.structure import structural, watched
+from harness.diagnostics.structure import structural, unseen, watched
 from harness.diagnostics.subject import subject_of
 from harness.diagnostics.watch import PROBED, Watch, contract_of
 from harness.evaluate import (
@@ -139,14 +139,17 @@ class _Attempt:
         self.ledger: dict[str, int | float | str] = {"device": spec.device, "precision": spec.precision}
         self.diagnose = True
         self.probes: Path | None = None
+        self.watch: Watch | None = None
 
     def record(self) -> RunRecord:
         """The outcome, with what diagnostics make of it."""
+        before = structural(self.spec, self.probes) if self.probes else ()
         record = self._record()
         if not self.diagnose:
             return record
-        before = structural(self.spec, self.probes) if self.probes else ()
         after = watched(self.spec, read_curves(self.directory / "curves.jsonl"), record)
+        if self.watch is not None and self.watch.trouble:
+            after += (unseen("watch", self.watch.trouble),)
         return record.model_copy(update={"findings": before + after})
 
     def _record(self) -> RunRecord:
@@ -202,9 +205,9 @@ class _Attempt:
         if self.diagnose:
             task = spec.task
             probe = task.batch(0, "probe", 0, PROBED, task.lengths.train[1], module.device, spec.layout)
-            watch = Watch(subject_of(spec, module), contract_of(spec), steps=spec.train.steps, probe=probe)
-            self.journal.watched, looked = watch.take, "structure, training" if self.probes else "training"
-            callbacks = [watch, self.journal]
+            self.watch = Watch(subject_of(spec, module), contract_of(spec), steps=spec.train.steps, probe=probe)
+            self.journal.watched, looked = self.watch.take, "structure, training" if self.probes else "training"
+            callbacks = [self.watch, self.journal]
         self.ledger["diagnostics"] = looked
         return callbacks
 

@@ -1,7 +1,9 @@
 """What diagnostics say of a run: structural probes once for all seeds of a variant, detectors once it is over."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ def structural(spec: RunSpec, folder: Path) -> tuple[Diagnosed, ...]:
     else measured and kept there.
     """
     variant = spec.replaced({"seed": 0})
-    path = folder / f"{variant.fingerprint()}.json"
+    path = folder / f"{variant.fingerprint()}-{probes_version()}.json"
     try:
         return KEPT.validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):  # not yet, or torn: it is made anew
@@ -44,21 +46,33 @@ def _said(probe: Probe[Subject], subject: Subject) -> Iterable[Diagnosed]:
     try:
         finding = probe.examine(subject)
     except Exception as error:  # of a user's own level, anything: it is said, and the run is not lost for it
-        yield Diagnosed(
-            probe=probe.name,
-            alarm=False,
-            rank=RANKS[probe.name],
-            value=float("nan"),
-            symptom="this probe could not look at the model",
-            measures=probe.measures,
-            healthy=probe.healthy,
-            cause=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
-            remedy="`harness diagnose --spec FILE` shows where",
-            source=probe.source,
-        )
+        yield unseen(probe.name, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
     else:
         if finding.outside:
             yield finding.diagnosed(RANKS[probe.name])
+
+
+@cache
+def probes_version() -> str:
+    """Of the code of all diagnostics: what an earlier one found is not read."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
+
+
+def unseen(name: str, error: str) -> Diagnosed:
+    """The remark that something could not be looked at."""
+    return Diagnosed(
+        probe=name,
+        alarm=False,
+        rank=RANKS.get(name, len(RANKS)),
+        value=float("nan"),
+        symptom="it could not look at the model",
+        measures="nothing",
+        healthy="a number",
+        cause=error,
+        remedy="`harness diagnose --spec FILE` shows where",
+        source="house",
+    )
 
 
 def watched(spec: RunSpec, lines: Iterable[Mapping[str, Any]], record: RunRecord) -> tuple[Diagnosed, ...]:

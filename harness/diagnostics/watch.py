@@ -29,7 +29,8 @@ PROBED = 4  # sequences of the probe batch
 
 
 class Watch(pl.Callback):
-    """Watches a LightningModule's training. `points` holds the signals of each step that nobody has taken yet.
+    """Watches a LightningModule's training. `points` holds the signals of each step that nobody has taken yet,
+    `trouble` why it cannot look inside.
 
     It works for any module that returns its loss; `subject` names what to look at inside, and `contract` what is
     declared of the optimiser; `probe` are the sequences that are looked at inside. It leaves the model as it is.
@@ -46,6 +47,7 @@ class Watch(pl.Callback):
         self.pending: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self.before: list[torch.Tensor] = []
         self.seen: Signals = {}
+        self.trouble = ""
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must know."""
@@ -99,7 +101,13 @@ class Watch(pl.Callback):
         self.pending.append((getattr(module, "shape", (0, 0, 0))[1], loss.detach().float(), norm.float()))
 
     def _inside(self) -> Signals:
-        return inside(self.subject, self.probe)
+        if self.trouble:
+            return {}
+        try:
+            return inside(self.subject, self.probe)
+        except Exception as error:  # of a user's own module, anything: the record says it, and the run is not lost
+            self.trouble = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            return {}
 
     def _clipped(self) -> Signals:
         if self.contract.clip is None:

@@ -14,7 +14,8 @@ from harness.components.feedforward import FeedForward, ReLU
 from harness.components.position import RoPE
 from harness.diagnostics import PROBES
 from harness.diagnostics import structure as kept
-from harness.diagnostics.structure import structural
+from harness.diagnostics.structure import probes_version, structural
+from harness.diagnostics.watch import PROBED
 from harness.module import TransformerModule
 from harness.record import RunRecord
 from harness.runner import run
@@ -52,7 +53,7 @@ def test_seeds_of_a_variant_share_one_file_and_other_variants_do_not(tmp_path: P
     assert [found.probe for found in first if found.alarm] == ["scale_fit"]
     assert first[0].value == pytest.approx(2.0, rel=0.01)
     assert others == [first, first]
-    assert [path.name for path in tmp_path.iterdir()] == [f"{tiny(0).fingerprint()}.json"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"{tiny(0).fingerprint()}-{probes_version()}.json"]
     assert faulty == [tiny(0)]
     structural(tiny(position=RoPE()), tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
@@ -60,7 +61,7 @@ def test_seeds_of_a_variant_share_one_file_and_other_variants_do_not(tmp_path: P
 
 @pytest.mark.parametrize("torn", ["", "[", "{}", '[{"probe": "x"}]', "null"])
 def test_a_torn_file_is_made_anew(torn: str, tmp_path: Path, faulty: list[RunSpec]) -> None:
-    path = tmp_path / f"{tiny().fingerprint()}.json"
+    path = tmp_path / f"{tiny().fingerprint()}-{probes_version()}.json"
     path.write_text(torn)
     found = structural(tiny(), tmp_path)
     assert [said["probe"] for said in json.loads(path.read_text())] == ["scale_fit"]
@@ -111,9 +112,7 @@ def test_a_level_that_cannot_be_examined_gives_remarks_and_the_run_survives(tmp_
     spec = tiny(feedforward=ShortSighted())
     record = run(spec, directory=tmp_path / "run", probes=tmp_path / "probes")
     assert (record.status, record.cause) == ("finished", "")
-    remarks = {
-        found.probe: found for found in record.findings if found.symptom == "this probe could not look at the model"
-    }
+    remarks = {found.probe: found for found in record.findings if found.symptom == "it could not look at the model"}
     assert {"finite", "causal_leak"} <= remarks.keys() < {probe.name for probe in PROBES}
     assert not any(found.alarm for found in remarks.values())
     assert {found.cause for found in remarks.values()} == {"ValueError: twelve tokens at most"}
@@ -132,3 +131,28 @@ def test_a_level_that_cannot_be_built_fails_its_run_and_nothing_else(tmp_path: P
 def test_ranks_are_the_order_of_triage_over_probes_and_detectors() -> None:
     assert list(kept.RANKS.values()) == list(range(len(kept.NAMES)))
     assert kept.NAMES.index("init_loss") < kept.NAMES.index("learning_rate_fit")
+
+
+class Camera(nn.Module):
+    """Cannot be looked at by the watch, which has four sequences in evaluation mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and len(x) == PROBED:
+            raise ValueError("no pictures")
+        return x
+
+
+class Private(FeedForward):
+    """x, but not for the watch."""
+
+    def build(self, d_model: int) -> nn.Module:
+        return Camera()
+
+
+def test_a_level_that_the_watch_cannot_look_into_gives_a_remark_and_the_run_survives(tmp_path: Path) -> None:
+    spec = tiny(feedforward=Private()).replaced({"train.eval_samples": 5})
+    record = run(spec, directory=tmp_path)
+    assert record.status == "finished"
+    assert [(found.cause, found.alarm) for found in record.findings if found.probe == "watch"] == [
+        ("ValueError: no pictures", False)
+    ]
