@@ -189,6 +189,8 @@ def read(todo: list[Case], folder: Path) -> pd.DataFrame:
     """
     files = [folder / f"{case.key}.json" for case in todo]
     table = pd.DataFrame([json.loads(file.read_text()) for file in files if file.exists()])
+    if table.empty:
+        return table
     table["first"] = [diagnosis(alarms) for alarms in table["alarms"]]
     table["right"] = [
         first in named[0] if named else first == "nothing"
