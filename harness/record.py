@@ -87,6 +87,11 @@ class RunRecord(BaseModel):
         return self
 
     @property
+    def was_examined(self) -> bool:
+        """Whether diagnostics looked at the run."""
+        return bool(self.findings) or self.ledger.get("diagnostics", "off") != "off"
+
+    @property
     def diagnosis(self) -> str:
         """The name of the first alarm; empty where nothing alarms."""
         return next((found.probe for found in self.findings if found.alarm), "")

@@ -94,6 +94,8 @@ def run(
         raise UserError(f"{directory} holds the run of another spec; name another directory")
     if (directory / "record.json").exists():
         return RunRecord.read(directory / "record.json")
+    if probes is not None and Path(probes).exists() and not Path(probes).is_dir():
+        raise UserError(f"probes = '{probes}': this is a file; name a folder")
     if spec.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device = 'cuda': torch sees no CUDA device here; use 'cpu'")
     try:
@@ -147,7 +149,10 @@ class _Attempt:
         record = self._record()
         if not self.diagnose:
             return record
-        after = watched(self.spec, read_curves(self.directory / "curves.jsonl"), record)
+        try:
+            after = watched(self.spec, read_curves(self.directory / "curves.jsonl"), record)
+        except Exception as error:  # a trained model is not lost for what is made of its curves
+            after = (unseen("detectors", _sentence(error)),)
         if self.watch is not None and self.watch.trouble:
             after += (unseen("watch", self.watch.trouble),)
         return record.model_copy(update={"findings": before + after})
@@ -205,7 +210,9 @@ class _Attempt:
         if self.diagnose:
             task = spec.task
             probe = task.batch(0, "probe", 0, PROBED, task.lengths.train[1], module.device, spec.layout)
-            self.watch = Watch(subject_of(spec, module), contract_of(spec), steps=spec.train.steps, probe=probe)
+            self.watch = Watch(
+                subject_of(spec, module), contract_of(spec, module.model), steps=spec.train.steps, probe=probe
+            )
             self.journal.watched, looked = self.watch.take, "structure, training" if self.probes else "training"
             callbacks = [self.watch, self.journal]
         self.ledger["diagnostics"] = looked

@@ -57,7 +57,7 @@ def test_a_study_without_findings_has_no_such_chapter(tmp_path: Path) -> None:
 
 def test_alarms_stand_in_the_order_of_triage_with_cause_and_remedy(tmp_path: Path) -> None:
     said, alarms, _, heading, remarks = blocks(CHAPTER, made(tmp_path, ILL))
-    assert said == Text("Of 4 runs, 2 raised an alarm.")
+    assert said == Text("Of 3 runs that were looked at, 2 raised an alarm.")
     assert isinstance(alarms, Items)
     first, second = alarms.items
     assert first.startswith("scale_fit: symptom of scale_fit, in one on copy (seed 0), two on copy (seed 1).")
@@ -74,7 +74,7 @@ def test_alarms_stand_in_the_order_of_triage_with_cause_and_remedy(tmp_path: Pat
 
 def test_remarks_alone_and_alarms_alone_make_one_list(tmp_path: Path) -> None:
     said, *rest = blocks(CHAPTER, made(tmp_path / "remarks", {("one", 0): (CLIFF,)}))
-    assert said == Text("Of 4 runs, none raised an alarm.")
+    assert said == Text("Of 1 run that were looked at, none raised an alarm.")
     assert [len(block.items) for block in rest if isinstance(block, Items)] == [1]
     _, *rest = blocks(CHAPTER, made(tmp_path / "alarms", {("one", 0): (LOST,)}))
     (alarms,) = (block for block in rest if isinstance(block, Items))

@@ -173,7 +173,7 @@ class MixtureOfExperts(nn.Module):
         return Routed(output, self._routing(logits, probabilities, chosen, asked, kept))
 
     def _logits(self, x: Tensor) -> Tensor:
-        """The router's logits `(B, T, E)` in fp32."""
+        """The router's logits `(B, T, E)`, in the type of its weights, whatever autocast says."""
         if self.training and self.spec.jitter:
             x = x * torch.empty_like(x).uniform_(1 - self.spec.jitter, 1 + self.spec.jitter)
         with without_autocast(x):

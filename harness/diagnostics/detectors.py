@@ -114,7 +114,7 @@ DETECTORS: tuple[Probe[History], ...] = (
     Probe(
         name="no_warmup",
         symptom="the first steps move weights much more than later ones",
-        measures="relative update of the first 1 % of steps over its later median",
+        measures="relative update of the first 1 % of steps over its later median, or over .001 where that is less",
         measure=optimisation.no_warmup,
         high=5,
         cause="there is no warm-up, or too short a one, while Adam's mean squares know few gradients",
@@ -272,7 +272,7 @@ DETECTORS: tuple[Probe[History], ...] = (
         measures="its fall from the third quarter of the steps to the last, as a share",
         measure=outcome.slow_convergence,
         high=0.1,
-        cause="there were too few steps, or they were too small",
+        cause="there were too few steps, or they were too small; or something that is not measured holds it back",
         remedy="train for longer, or at a higher learning rate",
         source="house",
         speaks="of harm",

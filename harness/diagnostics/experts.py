@@ -11,7 +11,7 @@ from harness.diagnostics.operators import removed
 from harness.diagnostics.subject import Subject
 from harness.diagnostics.wiring import trained
 
-FORCED = 4.0  # added to the first expert's logit: every token then chooses it, and its probability is no 1 yet
+FORCED = 4.0  # by which the first expert's logit then lies above all: every token chooses it, with almost all of p
 NO_RISE = 0.01  # of E Σ f p: there is no more imbalance to be forced
 
 
@@ -21,11 +21,13 @@ def moe_aux(subject: Subject) -> Measured | NotApplicable:
     """
     if subject.auxiliary is None or not subject.routers:
         return NotApplicable("there is no router, or something else than balance is declared of it")
+    if subject.trained:
+        return NotApplicable("the model is trained, and may be as unbalanced as can be")
     _, coefficient = subject.auxiliary
     if coefficient == 0:
         return NotApplicable("no balance is declared")
-    even, declared_even = _measured(subject, 0.0)
-    forced, declared_forced = _measured(subject, FORCED)
+    even, declared_even = _measured(subject, forced=False)
+    forced, declared_forced = _measured(subject, forced=True)
     if float(declared_forced - declared_even) < NO_RISE:
         cause = "every token chooses the same experts before training"
         return Measured(0.0, cause=cause, evidence={"balance": float(declared_even)})
@@ -34,14 +36,15 @@ def moe_aux(subject: Subject) -> Measured | NotApplicable:
     return Measured(found, cause=cause, evidence={"even": float(even), "forced": float(forced)})
 
 
-def _measured(subject: Subject, force: float) -> tuple[Tensor, Tensor]:
-    """The auxiliary loss, and the mean over layers of E Σ f_i p_i, with a force on the first expert."""
+def _measured(subject: Subject, *, forced: bool) -> tuple[Tensor, Tensor]:
+    """The auxiliary loss, and the mean over layers of E Σ f_i p_i, with the first expert forced or not."""
     assert subject.auxiliary is not None
     balances: list[Tensor] = []
 
     def push(_module: nn.Module, _inputs: Any, logits: Tensor) -> Tensor:
         pushed = logits.clone()
-        pushed[..., 0] += force
+        if forced:
+            pushed[..., 0] = logits.amax(-1) + FORCED
         probabilities = pushed.detach().softmax(-1).flatten(0, -2)
         chosen = probabilities.topk(subject.top_k, -1).indices
         load = torch.bincount(chosen.flatten(), minlength=probabilities.shape[-1]) / chosen.numel()

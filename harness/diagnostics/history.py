@@ -55,6 +55,14 @@ class History:
             found.append(self.values(f"{name}.{len(found)}", begin))
         return found
 
+    def start(self, name: str, step: int = 0) -> list[float]:
+        """The value of each layer's curve at the first step that it has; empty where that is a later one."""
+        line: Mapping[str, float] = next((line for line in self.lines if line["step"] == step), {})
+        found: list[float] = []
+        while f"{name}.{len(found)}" in line:
+            found.append(line[f"{name}.{len(found)}"])
+        return found if all(map(math.isfinite, found)) else []
+
     @property
     def first_loss(self) -> float:
         """Of the untrained model; of the first steps, where that is not known."""

@@ -1,11 +1,11 @@
 """Detectors of the optimiser: whether it does what is declared, and whether its steps have a healthy size."""
 
 import math
-from collections.abc import Sequence
 from statistics import median
 
 from harness.diagnostics.finding import Measured, NotApplicable
 from harness.diagnostics.history import History
+from harness.diagnostics.signals import furthest
 
 FIRST = 0.01  # of the steps: while a warm-up is at work
 SETTLED = (0.2, 0.8)  # of the steps: after it, and before the rate has gone down
@@ -16,14 +16,9 @@ WORDS = {
     "beta2": "1 − β₂ is {:.3g} times the declared one",
     "eps": "ε is {:.3g} times the declared one",
     "weight_decay": "weight decay is {:.3g} times the declared one",
-    "clip": "gradients of {:.3g} times the declared norm are not clipped",
-    "step": "weights move by {:.3g} times what the declared rule gives at these moments",
+    "clip": "clipped gradients have {:.3g} times the norm that they should have",
+    "age": "Adam has counted {:.3g} times the steps that were taken: its moments were lost",
 }
-
-
-def worst(fits: Sequence[float]) -> float:
-    """The factor that is furthest from 1."""
-    return max(fits, key=lambda fit: abs(math.log(max(fit, 1e-12))))
 
 
 def learning_rate_fit(history: History) -> Measured | NotApplicable:
@@ -34,7 +29,7 @@ def learning_rate_fit(history: History) -> Measured | NotApplicable:
     fits = [fit for _, fit in points]
     early = [fit for step, fit in points if step <= max(1, FIRST * history.steps)]
     later = [fit for step, fit in points if step > FIRST * history.steps]
-    settled = bool(later) and worst(later) < RATES_APART and worst(early or [1.0]) > RATES_APART
+    settled = bool(later) and furthest(later) < RATES_APART and furthest(early or [1.0]) > RATES_APART
     cause = ""
     if settled and min(later) > 1 / RATES_APART:
         cause = "the declared warm-up is not applied"
@@ -42,7 +37,7 @@ def learning_rate_fit(history: History) -> Measured | NotApplicable:
         cause = "the schedule is not the declared one, or is not moved at every step"
     elif abs(fits[0] - 1) > 0.1:
         cause = f"the learning rate is {median(fits):.3g} times the declared one throughout"
-    found = worst(fits)
+    found = furthest(fits)
     return Measured(found, f"step {points[fits.index(found)][0]}", cause)
 
 
@@ -50,13 +45,17 @@ def optimizer_fit(history: History) -> Measured | NotApplicable:
     """What acts over what is declared, for the optimiser's other numbers and for the step as a whole."""
     found: dict[str, float] = {}
     for name in WORDS:
-        fits = history.values(f"optimizer/{name}_fit")
-        if fits:
-            found[name] = max(1.0, *fits) if name == "clip" else worst(fits)
+        if fits := history.values(f"optimizer/{name}_fit"):
+            found[name] = furthest(fits)
+    if errors := history.values("optimizer/step_error"):
+        found["step"] = 1 + max(errors)
     if not found:
         return NotApplicable("nothing is declared of the optimiser")
-    name = max(found, key=lambda each: abs(math.log(max(found[each], 1e-12))))
-    return Measured(found[name], name, WORDS[name].format(found[name]), found)
+    name = next(name for name, fit in found.items() if fit == furthest(found.values()))
+    cause = WORDS.get(name, "a step is not the one that the declared rule makes of these moments").format(found[name])
+    if found.get("beta1") == found.get("beta2") == 0:
+        cause = "another optimiser than the declared Adam acts"
+    return Measured(found[name], name, cause, found)
 
 
 def stopped(history: History) -> Measured | NotApplicable:

@@ -4,7 +4,7 @@ end in the place of the layer, from 0, where there is a number for each.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,7 @@ WINDOW = 128  # steps that a spike stands out from
 FEWEST = 32  # steps before which nothing stands out
 LEAST_LOSS, LEAST_GRADIENT = 0.02, 0.25  # the smallest σ: of the loss, as a share of the first; of ln gradient norm
 SHARP, UNIFORM = 0.05, 0.98  # normalised entropies of heads that see one key, and all alike
+LOST = 1e-5  # of a weight: of a smaller step, rounding leaves a hundredth and more
 ROUNDING = 1e-6  # of a weight: smaller steps are lost in fp32
 ROWS = 64  # queries of a sequence that are looked at: a table of all would not fit for long ones
 SILENT = 0.01  # of the activations' root mean square: a unit that never gets there says nothing
@@ -36,15 +37,15 @@ class Contract:
         beta1: decay of Adam's mean gradient.
         beta2: decay of its mean square.
         eps: what is added to the root of the mean square.
-        weight_decay: the largest of the groups.
-        clip: the norm that gradients are clipped to.
+        weight_decay: the largest of the groups, or that of each parameter by name.
+        clip: the norm that gradients are clipped to; ∞: they are not.
     """
 
     learning_rate: Callable[[int], float] | None = None
     beta1: float | None = None
     beta2: float | None = None
     eps: float | None = None
-    weight_decay: float | None = None
+    weight_decay: float | Mapping[str, float] | None = None
     clip: float | None = None
 
 
@@ -95,20 +96,33 @@ def _sigmas(distances: list[float], rest: list[float], least: float) -> float:
     return max((distance / sigma for distance in distances if math.isfinite(distance)), default=0.0)
 
 
-def matrices(subject: Subject) -> list[nn.Parameter]:
-    """The weights that are trained at every step, without vectors."""
+def matrices(subject: Subject) -> list[str]:
+    """Names of the weights that are trained at every step, without vectors."""
     named = subject.model.named_parameters()
-    return [p for name, p in named if p.dim() > 1 and p.requires_grad and name not in subject.idle]
+    return [name for name, p in named if p.dim() > 1 and p.requires_grad and name not in subject.idle]
 
 
 def block_gradients(subject: Subject) -> Signals:
     """Norm of the gradient of each block."""
-    found = {}
-    for place, path in enumerate(subject.blocks):
-        block = subject.model.get_submodule(path)
-        norms = torch._foreach_norm([p.grad for p in block.parameters() if p.grad is not None] or [torch.zeros(1)])
-        found[f"gradient/block.{place}"] = torch.stack(list(norms)).norm()
-    return _numbers(found)
+    blocks = {place: list(subject.model.get_submodule(path).parameters()) for place, path in enumerate(subject.blocks)}
+    return _numbers({f"gradient/block.{place}": gradient_norm(block) for place, block in blocks.items()})
+
+
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Of all their gradients together; 0 without any."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    return torch.stack(list(torch._foreach_norm(gradients))).norm() if gradients else parameters[0].new_zeros(())
+
+
+def clip_fit(before: float, after: float, limit: float) -> Signals:
+    """The norm of the clipped gradients over what it should be, given that before."""
+    due = min(before, limit)
+    return {"optimizer/clip_fit": after / due} if due > 0 and math.isfinite(after) else {}
+
+
+def furthest(fits: Iterable[float]) -> float:
+    """The factor that is furthest from 1."""
+    return max(fits, key=lambda fit: abs(math.log(max(fit, 1e-12))))
 
 
 def update(before: list[Tensor], after: list[Tensor]) -> Signals:
@@ -121,25 +135,37 @@ def update(before: list[Tensor], after: list[Tensor]) -> Signals:
     return _numbers({"update/ratio": ratios.median(), "update/unmoved": unmoved})
 
 
-def hyperparameters(optimizer: torch.optim.Optimizer, taken: int, told: Contract) -> Signals:
+def hyperparameters(
+    optimizer: torch.optim.Optimizer, taken: int, told: Contract, names: Mapping[int, str] | None = None
+) -> Signals:
     """How the optimiser's numbers, when it has taken so many steps, compare with what is declared: what acts over what
     is declared, in the group where they are furthest apart; of β it is 1 − β. An optimiser without β and ε has 0.
+    `names` are those of parameters by their id.
     """
     groups, found = optimizer.param_groups, {}
     acting = {
         "beta1": [1 - group["betas"][0] if "betas" in group else 0.0 for group in groups],
         "beta2": [1 - group["betas"][1] if "betas" in group else 0.0 for group in groups],
         "eps": [group.get("eps", 0.0) for group in groups],
-        "weight_decay": [max(group.get("weight_decay", 0.0) for group in groups)],
         "learning_rate": [float(group["lr"]) for group in groups],
     }
     for name, values in acting.items():
         declared = getattr(told, name)
         if declared is not None:
             right = 1 - declared if "beta" in name else declared(taken) if callable(declared) else declared
-            fits = [_ratio(value, right) for value in values]
-            found[f"optimizer/{name}_fit"] = max(fits, key=lambda fit: abs(fit - 1))
+            found[f"optimizer/{name}_fit"] = furthest(_ratio(value, right) for value in values)
+    if told.weight_decay is not None:
+        found["optimizer/weight_decay_fit"] = _decay_fit(groups, told.weight_decay, names or {})
     return found
+
+
+def _decay_fit(
+    groups: Sequence[Mapping[str, Any]], declared: float | Mapping[str, float], names: Mapping[int, str]
+) -> float:
+    acting = [(group.get("weight_decay", 0.0), id(p)) for group in groups for p in group["params"]]
+    if not isinstance(declared, Mapping):
+        return _ratio(max(decay for decay, _ in acting), declared)
+    return furthest(_ratio(decay, declared[names[p]]) for decay, p in acting if names.get(p) in declared)
 
 
 def adam(
@@ -152,8 +178,10 @@ def adam(
     """How Adam's last step, before which it had taken so many, compares with the declared one, and how well its mean
     squares fit the gradient.
 
-    `optimizer/step_fit` is what it moved all matrices by over what it should have. `update/stale` is the median of
-    √mean(g²/v), `update/gradient_over_eps` that of the root mean square of g over ε.
+    `optimizer/step_error` is how far, at worst, a matrix moved from where it should have, over the length of that step;
+    matrices that should hardly move are left out. `optimizer/age_fit` is the number of steps that Adam has counted over
+    that of all. `update/stale` is the median of √mean(g²/v), `update/gradient_over_eps` that of the root mean square of
+    g over ε.
     """
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     known = [
@@ -165,12 +193,21 @@ def adam(
         return {}
     found: dict[str, Tensor] = {}
     if told.learning_rate is not None:
-        moved = torch.stack([(p.detach() - w).norm() for w, p, _, _ in known]).norm()
-        declared = torch.stack([_declared(w, group, state, taken, told).norm() for w, _, group, state in known]).norm()
-        found["optimizer/step_fit"] = moved / declared.clamp(min=1e-30)
+        found["optimizer/step_error"] = torch.stack(
+            [_error(p.detach() - w, w, _declared(w, group, state, taken, told)) for w, p, group, state in known]
+        ).max()
+        ages = torch.stack([torch.as_tensor(state["step"], dtype=torch.float32).cpu() for *_, state in known])
+        found["optimizer/age_fit"] = ages.min() / (taken + 1)
     stale, small = zip(*(_fit(p, group, state) for _, p, group, state in known), strict=True)
     found |= {"update/stale": torch.stack(stale).median(), "update/gradient_over_eps": torch.stack(small).median()}
     return _numbers(found)
+
+
+def _error(moved: Tensor, w: Tensor, declared: Tensor) -> Tensor:
+    """‖moved + declared‖ / ‖declared‖; 0 where that is lost in a weight's rounding."""
+    length = declared.norm()
+    error = (moved + declared).norm() / length.clamp(min=1e-30)
+    return torch.where(length > LOST * w.norm(), error, torch.zeros_like(error))
 
 
 def _ratio(acting: float, declared: float) -> float:
@@ -215,7 +252,10 @@ def inside(subject: Subject, batch: Batch) -> Signals:
 
 def _numbers(found: Mapping[str, Tensor]) -> Signals:
     """Fetched at once: a device is waited for once."""
-    return dict(zip(found, torch.stack([x.float() for x in found.values()]).tolist(), strict=True)) if found else {}
+    if not found:
+        return {}
+    device = next(iter(found.values())).device
+    return dict(zip(found, torch.stack([x.float().to(device) for x in found.values()]).tolist(), strict=True))
 
 
 def _attention(call: Attended) -> dict[str, Tensor]:

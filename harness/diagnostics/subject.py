@@ -303,15 +303,16 @@ def subject_of(spec: RunSpec, module: TransformerModule | None = None, *, traine
 
 
 def _draws(spec: ModelSpec) -> bool | None:
-    """None for randomised positions and levels of users, which may do anything."""
+    """None for randomised positions and levels of users, which may do anything, and a capacity, which may be wide."""
     parts = [getattr(spec, name) for name in type(spec).model_fields]
     foreign = any(isinstance(part, Level) and is_foreign(type(part)) for part in parts)
     if isinstance(spec.position, Randomised | ScaledRoPE) or foreign:
         return None
-    dropout = spec.attention_dropout or spec.residual_dropout or spec.embedding_dropout
-    experts = spec.feedforward
-    routed = isinstance(experts, MoE) and (experts.jitter > 0 or experts.capacity is not None)
-    return bool(dropout) or routed or isinstance(spec.norm, BatchNorm)
+    experts = spec.feedforward if isinstance(spec.feedforward, MoE) else None
+    jitter = experts is not None and experts.jitter > 0
+    if spec.attention_dropout or spec.residual_dropout or spec.embedding_dropout or jitter:
+        return True
+    return None if experts is not None and experts.capacity is not None else isinstance(spec.norm, BatchNorm)
 
 
 def _auxiliary(spec: RunSpec, module: TransformerModule) -> tuple[Callable[[], Tensor], float] | None:

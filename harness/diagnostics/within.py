@@ -16,17 +16,23 @@ def _of_layers(
     history: History, name: str, number: Callable[[list[float]], float], pick: Callable[..., int], begin: float = 0.0
 ) -> Measured | NotApplicable:
     """A number of each layer's curve, at the layer which is picked."""
-    layers = [values for values in history.layers(name, begin) if values]
-    if not layers:
+    layers = history.layers(name, begin)
+    if not layers or not all(layers):
         return NotApplicable(f"{name} was not looked at")
-    numbers = [number(values) for values in layers]
+    return _at([number(values) for values in layers], pick)
+
+
+def _at(numbers: list[float], pick: Callable[..., int]) -> Measured | NotApplicable:
+    """The number that is picked, with its layer."""
+    if not numbers:
+        return NotApplicable("it was not looked at before training")
     place = pick(range(len(numbers)), key=numbers.__getitem__)
     return Measured(numbers[place], f"layer {place}")
 
 
 def initial_logits(history: History) -> Measured | NotApplicable:
     """The largest attention logit before training."""
-    return _of_layers(history, "heads/logit_max", lambda values: values[0], max)
+    return _at(history.start("heads/logit_max"), max)
 
 
 def attention_logits(history: History) -> Measured | NotApplicable:
@@ -53,12 +59,12 @@ def attention_uniform(history: History) -> Measured | NotApplicable:
 
 def rank_collapse(history: History) -> Measured | NotApplicable:
     """How far tokens are from their mean, over their norm, before training."""
-    return _of_layers(history, "residual/distinct", lambda values: values[0], min)
+    return _at(history.start("residual/distinct"), min)
 
 
 def depth_gradients(history: History) -> Measured | NotApplicable:
     """The largest block's gradient over the smallest's, at the first step."""
-    first = [values[0] for values in history.layers("gradient/block") if values]
+    first = history.start("gradient/block", step=1)
     if len(first) < 2:
         return NotApplicable("there are not two blocks whose gradients were looked at")
     place = max(range(len(first)), key=first.__getitem__)
@@ -67,10 +73,9 @@ def depth_gradients(history: History) -> Measured | NotApplicable:
 
 def residual_jump(history: History) -> Measured | NotApplicable:
     """The largest factor by which the residual stream grows from a block to the next, before training."""
-    layers = [values for values in history.layers("residual/rms") if values]
-    if len(layers) < 2:
-        return NotApplicable("there are not two blocks")
-    factors = [after[0] / max(before[0], 1e-30) for before, after in pairwise(layers)]
+    factors = [after / max(before, 1e-30) for before, after in pairwise(history.start("residual/rms"))]
+    if not factors:
+        return NotApplicable("there are not two blocks that were looked at before training")
     place = max(range(len(factors)), key=factors.__getitem__)
     return Measured(factors[place], f"block {place + 1}")
 

@@ -80,7 +80,7 @@ def outcome_tags(record: RunRecord) -> dict[str, str]:
         "hardware": hardware(record.environment),
         "commit": record.environment.get("commit", ""),
     }
-    if record.ledger.get("diagnostics", "off") != "off":
+    if record.was_examined:
         tags["diagnosis"] = ", ".join(found.probe for found in record.findings if found.alarm) or "none"
     tags |= {f"diagnosis.{found.probe}": _finding(found) for found in record.findings}
     return {key: value for key, value in tags.items() if value}

@@ -92,7 +92,6 @@ TRAINED: dict[str, dict[str, Any]] = {
 }
 LENGTHS = Lengths(train=(1, 4), test=(5, 6))
 TASKS: tuple[Task, ...] = (Copy(lengths=LENGTHS, num_symbols=8), Reverse(lengths=LENGTHS, num_symbols=8))
-SEEDS = range(100, 103)  # per half
 
 
 def runs(seeds: range) -> Iterator[tuple[str, RunSpec]]:

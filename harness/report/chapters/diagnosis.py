@@ -36,15 +36,22 @@ def pictures(found: Findings, table: pd.DataFrame) -> Iterator[Picture]:
 
 def blocks(found: Findings, table: pd.DataFrame) -> Sequence[Block]:
     """The alarms with cause and remedy, then the remarks."""
-    alarms, remarks = table[table["alarm"].astype(bool)], table[~table["alarm"].astype(bool)]
-    ended = len(found.data.records)
-    said: list[Block] = [
-        Text(f"Of {counted(ended, 'run')}, {len(alarms.drop_duplicates(RUN)) or 'none'} raised an alarm.")
-    ]
+    unseen = table["value"].isna()  # what could not look at a model
+    alarms = table[table["alarm"].astype(bool)]
+    remarks = table[~table["alarm"].astype(bool) & ~unseen]
+    ended = sum(record.was_examined for _, record in found.data.records)
+    ill = len(alarms.drop_duplicates(RUN)) or "none"
+    said: list[Block] = [Text(f"Of {counted(ended, 'run')} that were looked at, {ill} raised an alarm.")]
     if len(alarms):
         said += [Items([_alarm(own, ended) for own in _groups(alarms, "cause")]), Text(ORDER)]
     if len(remarks):
         said += [Text(REMARKS), Items([_told(own, ended) for own in _groups(remarks)])]
+    if unseen.any():
+        lost = [
+            f"{records(own)[0]['probe']}: {records(own)[0]['cause']}, in {which(own)}."
+            for own in _groups(table[unseen])
+        ]
+        said += [Text("What could not look at a model:"), Items(lost)]
     return said
 
 
