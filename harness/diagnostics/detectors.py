@@ -1,9 +1,10 @@
 """The catalogue of detectors, which read how a training run went: what each measures, when it speaks, what that means
 and what to try.
 
-In the order of triage: what is declared and broken; what is there before training, and so cannot come of it; learning
-rate and warm-up; what training has made of attention, units and experts; what is merely seen. A diagnosis is the first
-alarm of this order, after those of the structural probes.
+In the order of triage: what is declared and broken; samples that are solved, so that the way they were learned is not to
+blame; what is there before training, and so cannot come of it; learning rate and warm-up; what training has made of
+attention, units and experts; what is merely seen. A diagnosis is the first alarm of this order, after those of the
+structural probes.
 """
 
 from dataclasses import replace
@@ -55,6 +56,17 @@ DETECTORS: tuple[Probe[History], ...] = (
         cause="they get no gradient, or have left the optimiser's reach",
         remedy="look for requires_grad, detach() and parameters that were replaced after the optimiser was built",
         source="house",
+    ),
+    Probe(
+        name="finite_gap",
+        symptom="training samples are solved, new ones are not",
+        measures="exact match on training samples less that on fresh ones",
+        measure=outcome.finite_gap,
+        high=0.02,
+        cause="the model has learned its samples by heart",
+        remedy="more samples, dropout, weight decay, fewer steps, or a smaller model",
+        source="Srivastava et al. 2014, JMLR 15",
+        speaks="of harm",
     ),
     Probe(
         name="residual_jump",
@@ -242,17 +254,6 @@ DETECTORS: tuple[Probe[History], ...] = (
         cause="nothing holds the router's logits down",
         remedy="a z-loss of 1e-3",
         source="Zoph et al. 2022, arXiv:2202.08906",
-        speaks="of harm",
-    ),
-    Probe(
-        name="finite_gap",
-        symptom="training samples are solved, new ones are not",
-        measures="exact match on training samples less that on fresh ones",
-        measure=outcome.finite_gap,
-        high=0.02,
-        cause="the model has learned its samples by heart",
-        remedy="more samples, dropout, weight decay, fewer steps, or a smaller model",
-        source="Srivastava et al. 2014, JMLR 15",
         speaks="of harm",
     ),
     Probe(

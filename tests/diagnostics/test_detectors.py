@@ -287,7 +287,7 @@ def test_findings_come_in_the_order_of_triage() -> None:
     findings = detect(history({"update/ratio": 0.05, "optimizer/step_error": 2.0}, {"eval/in_distribution": 0.2}))
     assert [finding.probe for finding in findings] == list(DETECTORS)
     alarms = [finding.probe.name for finding in findings if finding.alarms]
-    assert alarms == ["optimizer_fit", "fresh_gap", "update_ratio", "finite_gap"]
+    assert alarms == ["optimizer_fit", "fresh_gap", "finite_gap", "update_ratio"]
 
 
 def test_that_nothing_is_learned_is_an_alarm_of_its_own_where_no_other_explains_it() -> None:
