@@ -1,7 +1,7 @@
 """The catalogue of detectors, which read how a training run went: what each measures, when it speaks, what that means
 and what to try.
 
-In the order of triage: what is declared and broken; samples that are solved, so that the way they were learned is not to
+In the order of triage: what is declared and broken; samples that are solved, so that how they were learned is not to
 blame; what is there before training, and so cannot come of it; learning rate and warm-up; what training has made of
 attention, units and experts; what is merely seen. A diagnosis is the first alarm of this order, after those of the
 structural probes.
