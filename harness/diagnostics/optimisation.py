@@ -10,6 +10,7 @@ from harness.diagnostics.signals import furthest
 FIRST = 0.01  # of the steps: while a warm-up is at work
 SETTLED = (0.2, 0.8)  # of the steps: after it, and before the rate has gone down
 USUAL = 1e-3  # a relative update of a model that trains well
+LARGE = 1e-2  # a relative update that no model trains well with
 RISES = 1.5  # times, from the first step to the eighth
 RATES_APART = 1.5  # times: how far rates of a schedule that is not the declared one lie from each other
 WORDS = {
@@ -76,6 +77,8 @@ def no_warmup(history: History) -> Measured | NotApplicable:
     later = history.values("update/ratio", *SETTLED)
     if not early or not later:
         return NotApplicable("updates were not looked at early and late")
+    if median(later) > LARGE:
+        return NotApplicable("later updates are too large as well")
     return Measured(max(early) / max(median(later), USUAL), evidence={"early": max(early), "later": median(later)})
 
 
