@@ -29,7 +29,9 @@ class Examined:
 
     def findings(self, *, dear: bool) -> list[Finding]:
         """What probes find in the model, and detectors in the history, in the order of triage."""
-        return examine(self.subject, dear=dear) + ([] if self.history is None else detect(self.history))
+        found = examine(self.subject, dear=dear)
+        told = next((finding.probe.name for finding in found if finding.alarms), "")
+        return found + ([] if self.history is None else detect(self.history, told))
 
 
 def of_spec(name: str) -> Examined:

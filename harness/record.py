@@ -174,16 +174,17 @@ def read_plan(folder: Path) -> dict[str, Any]:
 
 
 def read_curves(path: Path) -> list[dict[str, float]]:
-    """The lines of a `curves.jsonl`, without a last line that a kill has torn and without a step's second telling."""
+    """The lines of a `curves.jsonl`, without what is torn or spoilt and without a step's second telling."""
     if not path.exists():
         return []
     lines: dict[int, dict[str, float]] = {}
-    for text in path.read_text().splitlines():
+    for text in path.read_bytes().splitlines():
         try:
             line = json.loads(text)
-        except json.JSONDecodeError:
+        except ValueError:  # torn, or no text at all
             continue
-        lines.setdefault(line["step"], line)
+        if isinstance(line, dict) and "step" in line:
+            lines.setdefault(line["step"], line)
     return list(lines.values())
 
 

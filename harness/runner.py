@@ -150,7 +150,7 @@ class _Attempt:
         if not self.diagnose:
             return record
         try:
-            after = watched(self.spec, read_curves(self.directory / "curves.jsonl"), record)
+            after = watched(self.spec, read_curves(self.directory / "curves.jsonl"), record, before)
         except Exception as error:  # a trained model is not lost for what is made of its curves
             after = (unseen("detectors", _sentence(error)),)
         if self.watch is not None and self.watch.trouble:

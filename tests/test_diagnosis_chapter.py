@@ -67,7 +67,7 @@ def test_alarms_stand_in_the_order_of_triage_with_cause_and_remedy(tmp_path: Pat
     assert isinstance(heading, Text)
     assert isinstance(remarks, Items)
     (remark,) = remarks.items
-    assert "extrapolation_cliff, in two on copy (seeds 0–1). Seen: " in remark
+    assert "extrapolation_cliff, in 2 of 3 runs. Seen: " in remark
     assert "0.125 to 0.25; healthy: at most 1." in remark
     assert "Likely cause" not in remark
 

@@ -14,6 +14,8 @@ from harness.diagnostics.finding import Finding, NotApplicable, Probe
 from harness.diagnostics.history import GONE, History
 from harness.evaluate import GATE
 
+SYMPTOMS = ("divergence", "not_learned")
+
 DETECTORS: tuple[Probe[History], ...] = (
     Probe(
         name="learning_rate_fit",
@@ -113,14 +115,14 @@ DETECTORS: tuple[Probe[History], ...] = (
         speaks="of harm",
     ),
     Probe(
-        name="ascent",
-        symptom="the loss climbs steadily",
-        measures="the longest climb of the loss, in points of ten steps, each a mean of five",
-        measure=outcome.ascent,
-        high=8,
-        cause="steps go against the gradient: the sign of the loss, or of the step",
-        remedy="compare a step's change of the loss with the gradient's promise; minimise the loss, not its negative",
-        source="house",
+        name="adam_eps",
+        symptom="gradients are no larger than Adam's ε",
+        measures="root mean square of gradients over ε, the median",
+        measure=optimisation.adam_eps,
+        low=10,
+        cause="ε is so large that it, not the gradient, decides the size of a step",
+        remedy="lower eps to 1e-8 or less",
+        source="Wortsman et al. 2023, arXiv:2309.14322",
         speaks="of harm",
     ),
     Probe(
@@ -135,14 +137,36 @@ DETECTORS: tuple[Probe[History], ...] = (
         speaks="of harm",
     ),
     Probe(
+        name="update_peak",
+        symptom="a step moved weights by much too much",
+        measures="the largest median over weight matrices of |Δw| / |w| in a step",
+        measure=optimisation.update_peak,
+        high=0.03,
+        cause="the learning rate is too high",
+        remedy="a learning rate ten times lower, at which a step moves weights by about a thousandth",
+        source="house",
+        speaks="of harm",
+    ),
+    Probe(
         name="update_ratio",
         symptom="a step moves weights by too much or too little",
         measures="the median over weight matrices of |Δw| / |w| a step",
         measure=optimisation.update_ratio,
         low=1e-4,
-        high=1e-2,
+        high=optimisation.LARGE,
         cause="the learning rate is out of its range",
         remedy="a learning rate at which a step moves weights by about a thousandth",
+        source="house",
+        speaks="of harm",
+    ),
+    Probe(
+        name="ascent",
+        symptom="the loss climbs steadily",
+        measures="the longest climb of the loss, in points of ten steps, each a mean of five",
+        measure=outcome.ascent,
+        high=8,
+        cause="steps go against the gradient: the sign of the loss, or of the step",
+        remedy="compare a step's change of the loss with the gradient's promise; minimise the loss, not its negative",
         source="house",
         speaks="of harm",
     ),
@@ -155,17 +179,6 @@ DETECTORS: tuple[Probe[History], ...] = (
         cause="β₂ is so near to 1 that the mean square still knows the smaller gradients of long ago",
         remedy="lower beta2 (0.95), or clip updates",
         source="Wortsman et al. 2023, arXiv:2304.13013",
-        speaks="of harm",
-    ),
-    Probe(
-        name="adam_eps",
-        symptom="gradients are no larger than Adam's ε",
-        measures="root mean square of gradients over ε, the median",
-        measure=optimisation.adam_eps,
-        low=10,
-        cause="ε is so large that it, not the gradient, decides the size of a step",
-        remedy="lower eps to 1e-8 or less",
-        source="Wortsman et al. 2023, arXiv:2309.14322",
         speaks="of harm",
     ),
     Probe(
@@ -261,7 +274,7 @@ DETECTORS: tuple[Probe[History], ...] = (
         symptom="the loss leapt up",
         measures="how far it stood out from the last 128 steps, in standard deviations",
         measure=optimisation.spike,
-        high=6,
+        high=15,
         cause="a step too large: the learning rate, or a gradient that was not clipped",
         remedy="a lower learning rate, a longer warm-up, clipping to 1",
         source="Chowdhery et al. 2022, arXiv:2204.02311",
@@ -313,10 +326,16 @@ DETECTORS: tuple[Probe[History], ...] = (
 )
 
 
-def detect(history: History) -> list[Finding]:
-    """What every detector finds, in the order of triage; `not_learned` speaks where no other alarm explains it."""
+def detect(history: History, told: str = "") -> list[Finding]:
+    """What every detector finds, in the order of triage. Those that only say that it went wrong speak where no alarm
+    before them explains it, nor one of the structural probes (`told`, its name).
+    """
     harmed = history.harm() != ""
-    found = [detector.examine(history, harmed=harmed) for detector in DETECTORS]
-    told = [finding.probe.name for finding in found if finding.alarms and finding.probe.name != "not_learned"]
-    explained = NotApplicable(f"explained by {told[0]}" if told else "")
-    return [replace(f, found=explained) if told and f.probe.name == "not_learned" else f for f in found]
+    found = []
+    for detector in DETECTORS:
+        finding = detector.examine(history, harmed=harmed)
+        if told and detector.name in SYMPTOMS and finding.measured:
+            finding = replace(finding, found=NotApplicable(f"explained by {told}"))
+        told = told or (detector.name if finding.alarms else "")
+        found.append(finding)
+    return found

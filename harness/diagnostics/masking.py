@@ -100,15 +100,17 @@ def mistake(subject: Subject) -> str:
 
 def visibility(subject: Subject) -> Measured | NotApplicable:
     """Pairs of query and key in which a query sees a key that it must not, or not one that it must: the most of all
-    sublayers, a sequence.
+    sublayers, a sequence. In a trained model only the first are counted: weights that training has made vanish look
+    hidden.
     """
     if not any(not site.across for site in subject.sites):
         return NotApplicable("no attention sublayer is named")
     wrong: dict[str, float] = {}
     causes = []
     for site, seen in seen_by(subject):
-        causes.append(explain(site, seen))
         declared = site.sees(seen.shape[-1]).to(seen.device)
+        seen = seen | declared if subject.trained else seen
+        causes.append(explain(site, seen))
         more = (seen & ~declared).sum(-1) - site.num_random  # so many others may be drawn for a query
         allowed = torch.ones_like(declared).tril() if site.causal else torch.ones_like(declared)
         wrong[site.path] = float(

@@ -10,6 +10,8 @@ from harness.diagnostics.signals import furthest
 FIRST = 0.01  # of the steps: while a warm-up is at work
 SETTLED = (0.2, 0.8)  # of the steps: after it, and before the rate has gone down
 USUAL = 1e-3  # a relative update of a model that trains well
+LARGE = 1e-2  # a relative update that no model trains well with
+RISES = 1.5  # times, from the first step to the eighth
 RATES_APART = 1.5  # times: how far rates of a schedule that is not the declared one lie from each other
 WORDS = {
     "beta1": "1 − β₁ is {:.3g} times the declared one",
@@ -68,11 +70,21 @@ def no_warmup(history: History) -> Measured | NotApplicable:
     have become smaller, as of a model that has learned.
     """
     points = history.series("update/ratio")
+    first, eighth = (dict(points).get(step, math.nan) for step in (1, 8))
+    if eighth > RISES * first:
+        return NotApplicable("updates rise from the first step on: a warm-up acts")
     early = [ratio for step, ratio in points if step <= max(1, FIRST * history.steps)]
     later = history.values("update/ratio", *SETTLED)
     if not early or not later:
         return NotApplicable("updates were not looked at early and late")
+    if median(later) > LARGE:
+        return NotApplicable("later updates are too large as well")
     return Measured(max(early) / max(median(later), USUAL), evidence={"early": max(early), "later": median(later)})
+
+
+def update_peak(history: History) -> Measured | NotApplicable:
+    """The largest relative update of a step that was looked at."""
+    return _largest(history, "update/ratio")
 
 
 def update_ratio(history: History) -> Measured | NotApplicable:

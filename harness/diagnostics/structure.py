@@ -75,7 +75,10 @@ def unseen(name: str, error: str) -> Diagnosed:
     )
 
 
-def watched(spec: RunSpec, lines: Iterable[Mapping[str, Any]], record: RunRecord) -> tuple[Diagnosed, ...]:
-    """What detectors find out of bounds in the curves of a run that has ended."""
-    findings = detect(history_of(spec, lines, record))
+def watched(
+    spec: RunSpec, lines: Iterable[Mapping[str, Any]], record: RunRecord, before: Iterable[Diagnosed] = ()
+) -> tuple[Diagnosed, ...]:
+    """What detectors find out of bounds in the curves of a run that has ended, given what probes found `before` it."""
+    told = next((found.probe for found in before if found.alarm), "")
+    findings = detect(history_of(spec, lines, record), told)
     return tuple(finding.diagnosed(RANKS[finding.probe.name]) for finding in findings if finding.outside)

@@ -27,7 +27,7 @@ def _at(numbers: list[float], pick: Callable[..., int]) -> Measured | NotApplica
     if not numbers:
         return NotApplicable("it was not looked at before training")
     place = pick(range(len(numbers)), key=numbers.__getitem__)
-    return Measured(numbers[place], f"layer {place}")
+    return Measured(numbers[place], f"layer {place + 1}")
 
 
 def initial_logits(history: History) -> Measured | NotApplicable:
@@ -48,7 +48,7 @@ def attention_saturated(history: History) -> Measured | NotApplicable:
     grown = [len(values) > 1 and max(values[1:]) > RISEN * max(values[0], 1e-12) for values in logits]
     shares = [median(values) if risen and values else 0.0 for values, risen in zip(sharp, grown, strict=True)]
     place = max(range(len(shares)), key=shares.__getitem__)
-    return Measured(shares[place], f"layer {place}")
+    return Measured(shares[place], f"layer {place + 1}")
 
 
 def attention_uniform(history: History) -> Measured | NotApplicable:
@@ -68,7 +68,7 @@ def depth_gradients(history: History) -> Measured | NotApplicable:
     if len(first) < 2:
         return NotApplicable("there are not two blocks whose gradients were looked at")
     place = max(range(len(first)), key=first.__getitem__)
-    return Measured(max(first) / max(min(first), 1e-30), f"block {place} has the largest")
+    return Measured(max(first) / max(min(first), 1e-30), f"block {place + 1} has the largest")
 
 
 def residual_jump(history: History) -> Measured | NotApplicable:
@@ -77,7 +77,7 @@ def residual_jump(history: History) -> Measured | NotApplicable:
     if not factors:
         return NotApplicable("there are not two blocks that were looked at before training")
     place = max(range(len(factors)), key=factors.__getitem__)
-    return Measured(factors[place], f"block {place + 1}")
+    return Measured(factors[place], f"block {place + 2}")
 
 
 def dead_units(history: History) -> Measured | NotApplicable:

@@ -126,25 +126,26 @@ CASES = (
     Case("optimizer_fit", {f"optimizer/{name}_fit": 0.0 for name in ("beta1", "beta2")}, "another optimiser"),
     Case("fresh_gap", {"train/exact_match": 1.0}, final=HALF),
     Case("stopped", {"update/unmoved": late(0.25, 0.0)}, "step 560"),
-    Case("residual_jump", {"residual/rms.1": 20.0}, "block 1"),
-    Case("depth_gradients", {"gradient/block.1": 30.0}, "block 1"),
-    Case("depth_gradients", {"gradient/block.1": 0.03}, "block 0"),
-    Case("rank_collapse", {"residual/distinct.1": 0.01}, "layer 1"),
-    Case("initial_logits", {"heads/logit_max.0": 60.0}, "layer 0"),
+    Case("residual_jump", {"residual/rms.1": 20.0}, "block 2"),
+    Case("depth_gradients", {"gradient/block.1": 30.0}, "block 2"),
+    Case("depth_gradients", {"gradient/block.1": 0.03}, "block 1"),
+    Case("rank_collapse", {"residual/distinct.1": 0.01}, "layer 2"),
+    Case("initial_logits", {"heads/logit_max.0": 60.0}, "layer 1"),
     Case("ascent", {"train/loss": lambda step: 1.0 + max(0, step - 500) / 1000}),
     Case("no_warmup", {"update/ratio": late(2e-3, 2e-2, 8)}),
+    Case("update_peak", {"update/ratio": late(1e-3, 0.05, 300)}, "step 1"),
     Case("update_ratio", {"update/ratio": 0.05}, "too high"),
     Case("update_ratio", {"update/ratio": 1e-5}, "too low"),
     Case("stale_adam", {"update/stale": late(4.0, 1.0)}, "step 560"),
     Case("adam_eps", {"update/gradient_over_eps": 1.0}),
-    Case("dead_units", {"feedforward/dead.1": late(0.8, 0.0, STEPS - 1)}, "layer 1"),
-    Case("attention_logits", {"heads/logit_max.1": lambda step: 1 + step / 5}, "layer 1"),
-    Case("attention_saturated", {"heads/sharp.1": 0.5, "heads/logit_max.1": lambda step: 1 + step / 100}, "layer 1"),
+    Case("dead_units", {"feedforward/dead.1": late(0.8, 0.0, STEPS - 1)}, "layer 2"),
+    Case("attention_logits", {"heads/logit_max.1": lambda step: 1 + step / 5}, "layer 2"),
+    Case("attention_saturated", {"heads/sharp.1": 0.5, "heads/logit_max.1": lambda step: 1 + step / 100}, "layer 2"),
     Case("attention_uniform", {"heads/uniform.1": 1.0}),
     Case("moe_balance", {"router/load_max": lambda step: 3.0 if 300 < step <= 400 else 1.3}),
     Case("moe_idle", {"router/load_min": late(0.02, 0.7)}),
     Case("moe_dropped", {"router/dropped": late(0.3, 0.0)}),
-    Case("router_logits", {"router/logsumexp.1": lambda step: 1 + step / 50}, "layer 1"),
+    Case("router_logits", {"router/logsumexp.1": lambda step: 1 + step / 50}, "layer 2"),
     Case("finite_gap", final=HALF, how={"comparable": False}),
     Case("spike", {"spike/loss": lambda step: 20.0 if step == 500 else 2.0}, "step 500"),
     Case("slow_convergence", {"train/loss": falling(500)}, final=NEITHER),
@@ -214,8 +215,8 @@ def test_harm_decides_what_alarms_in_a_run() -> None:
     curves = {"update/ratio": 0.05}
     unharmed, harmed = history(curves), history(curves, HALF | {"seen/exact_match": 0.5})
     assert [finding.probe.name for finding in detect(unharmed) if finding.alarms] == []
-    assert [finding.probe.name for finding in detect(unharmed) if finding.remarks] == ["update_ratio"]
-    assert [finding.probe.name for finding in detect(harmed) if finding.alarms] == ["update_ratio"]
+    assert [finding.probe.name for finding in detect(unharmed) if finding.remarks] == ["update_peak", "update_ratio"]
+    assert [finding.probe.name for finding in detect(harmed) if finding.alarms] == ["update_peak", "update_ratio"]
 
 
 HARMS: dict[str, tuple[History, str]] = {
@@ -260,6 +261,9 @@ QUIET: dict[str, tuple[str, History]] = {
     "a model that has learned and hardly moves": (
         "no_warmup", history({"update/ratio": late(1e-5, 3e-3, 8)})
     ),
+    "updates that a warm-up lets rise": (
+        "no_warmup", history({"update/ratio": lambda step: 0.01 * step if step < 9 else 1e-3})
+    ),
     "a loss that climbs for a while": (
         "ascent", history({"train/loss": lambda step: 1 + 0.1 * math.sin(step / 10)})
     ),
@@ -287,7 +291,7 @@ def test_findings_come_in_the_order_of_triage() -> None:
     findings = detect(history({"update/ratio": 0.05, "optimizer/step_error": 2.0}, {"eval/in_distribution": 0.2}))
     assert [finding.probe for finding in findings] == list(DETECTORS)
     alarms = [finding.probe.name for finding in findings if finding.alarms]
-    assert alarms == ["optimizer_fit", "fresh_gap", "finite_gap", "update_ratio"]
+    assert alarms == ["optimizer_fit", "fresh_gap", "finite_gap", "update_peak", "update_ratio"]
 
 
 def test_that_nothing_is_learned_is_an_alarm_of_its_own_where_no_other_explains_it() -> None:
@@ -295,7 +299,7 @@ def test_that_nothing_is_learned_is_an_alarm_of_its_own_where_no_other_explains_
     alone, explained = detect(history(final=ignorant)), detect(history({"update/ratio": 0.05}, ignorant))
     assert [finding.probe.name for finding in alone if finding.alarms] == ["not_learned"]
     (last,) = (finding for finding in explained if finding.probe.name == "not_learned")
-    assert last.document()["not_applicable"] == "explained by update_ratio"
+    assert last.document()["not_applicable"] == "explained by update_peak"
 
 
 def test_what_is_declared_and_broken_comes_first_and_what_merely_went_wrong_last() -> None:

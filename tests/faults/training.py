@@ -306,10 +306,10 @@ steep = {"schedule": Constant(), "beta2": 0.999}
 unscaled = {**pre, "scale": Unscaled()}
 
 UNWISE = (
-    TrainingFault("declared rate too high", ("update_ratio", "no_warmup"), nothing, (0.1, 3.0), pre, {}, rates),
+    TrainingFault("declared rate too high", ("update_peak", "update_ratio"), nothing, (0.1, 3.0), pre, {}, rates),
     TrainingFault("declared rate too low", ("update_ratio",), nothing, (3e-5, 3e-6), pre, {}, rates),
-    TrainingFault("no warm-up declared", ("no_warmup", "update_ratio"), nothing, (0.02, 0.1), {}, steep, rates),
-    TrainingFault("ε declared too large", ("adam_eps", "update_ratio"), nothing, (0.1, 10.0), pre, {}, eps),
+    TrainingFault("no warm-up declared", ("no_warmup",), nothing, (0.02, 0.1), {}, steep, rates),
+    TrainingFault("ε declared too large", ("adam_eps",), nothing, (0.1, 10.0), pre, {}, eps),
     TrainingFault("too few steps", ("slow_convergence",), nothing, (100.0, 60.0), pre, {}, steps),
     TrainingFault("too few samples", ("finite_gap",), nothing, (60.0, 12.0), pre, {}, samples),
     TrainingFault(

@@ -45,7 +45,8 @@ def blocks(found: Findings, table: pd.DataFrame) -> Sequence[Block]:
     if len(alarms):
         said += [Items([_alarm(own, ended) for own in _groups(alarms, "cause")]), Text(ORDER)]
     if len(remarks):
-        said += [Text(REMARKS), Items([_told(own, ended) for own in _groups(remarks)])]
+        counts = (_told(own, ended, runs=f"{len(own)} of {counted(ended, 'run')}") for own in _groups(remarks))
+        said += [Text(REMARKS), Items(list(counts))]
     if unseen.any():
         lost = [
             f"{records(own)[0]['probe']}: {records(own)[0]['cause']}, in {which(own)}."
@@ -65,12 +66,12 @@ def _alarm(own: pd.DataFrame, ended: int) -> str:
     return f"{_told(own, ended)} Likely cause: {first['cause']}. Try: {first['remedy']} ({first['source']})."
 
 
-def _told(own: pd.DataFrame, ended: int) -> str:
-    """The symptom, its measure and the runs, in a sentence each."""
+def _told(own: pd.DataFrame, ended: int, runs: str = "") -> str:
+    """The symptom with the runs, by name if need be, and its measure."""
     first = records(own)[0]
     low, high = own["value"].min(), own["value"].max()
     values = f"{low:.3g}" if low == high or len(own) == 1 else f"{low:.3g} to {high:.3g}"
-    runs = f"all {counted(ended, 'run')}" if len(own) == ended else which(own)
+    runs = runs or (f"all {counted(ended, 'run')}" if len(own) == ended else which(own))
     seen = f"{first['measures']}: {values}; healthy: {first['healthy']}"
     return f"{first['probe']}: {first['symptom']}, in {runs}. Seen: {seen}."
 
