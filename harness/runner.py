@@ -103,9 +103,8 @@ def run(
     except OSError as error:
         raise UserError(f"directory = '{directory}': cannot be made ({error.strerror}); name another") from error
     write_atomically(directory / "spec.json", json.dumps(spec.document(), indent=1))
-    attempt = _Attempt(spec, directory, Journal(spec, directory, on_progress, should_stop), on_notice)
-    attempt.diagnose, attempt.probes = diagnose, Path(probes) if diagnose and probes else None
-    record = attempt.record()
+    journal, kept = Journal(spec, directory, on_progress, should_stop), Path(probes) if diagnose and probes else None
+    record = _Attempt(spec, directory, journal, on_notice, diagnose=diagnose, probes=kept).record()
     record.write(directory / "record.json")
     (directory / "checkpoint.ckpt").unlink(missing_ok=True)
     return record
@@ -132,15 +131,23 @@ def _put_away(path: Path, remedy: str, notify: Callable[[str], None]) -> None:
 class _Attempt:
     """One attempt at a run, and what is known of it so far."""
 
-    def __init__(self, spec: RunSpec, directory: Path, journal: Journal, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        directory: Path,
+        journal: Journal,
+        notify: Callable[[str], None],
+        *,
+        diagnose: bool,
+        probes: Path | None,
+    ) -> None:
         self.spec, self.directory, self.journal, self.notify = spec, directory, journal, notify
         self.started = time.time()
         self.scores: tuple[Score, ...] = ()
         self.greedy = self.initial_loss = float("nan")
         self.answers = answer_metrics(spec, fresh={}, seen={})
         self.ledger: dict[str, int | float | str] = {"device": spec.device, "precision": spec.precision}
-        self.diagnose = True
-        self.probes: Path | None = None
+        self.diagnose, self.probes = diagnose, probes
         self.watch: Watch | None = None
 
     def record(self) -> RunRecord:

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from harness.diagnostics.catalogue import PROBES
 from harness.diagnostics.detectors import DETECTORS, detect
-from harness.diagnostics.finding import Probe
+from harness.diagnostics.finding import Probe, in_words
 from harness.diagnostics.history import history_of
 from harness.diagnostics.subject import Subject, one_thread, subject_of
 from harness.record import Diagnosed, RunRecord, write_atomically
@@ -46,7 +46,7 @@ def _said(probe: Probe[Subject], subject: Subject) -> Iterable[Diagnosed]:
     try:
         finding = probe.examine(subject)
     except Exception as error:  # of a user's own level, anything: it is said, and the run is not lost for it
-        yield unseen(probe.name, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        yield unseen(probe.name, in_words(error))
     else:
         if finding.outside:
             yield finding.diagnosed(RANKS[probe.name])

@@ -8,6 +8,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+from harness.diagnostics.finding import in_words
 from harness.diagnostics.signals import (
     Contract,
     Signals,
@@ -139,7 +140,7 @@ class Watch(pl.Callback):
         try:
             self.points.setdefault(step, {}).update(take())
         except Exception as error:  # of a user's own module, anything: the record says it, and the run is not lost
-            self.trouble = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            self.trouble = in_words(error)
 
 
 def observed(steps: int) -> set[int]:

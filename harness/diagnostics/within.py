@@ -47,8 +47,7 @@ def attention_saturated(history: History) -> Measured | NotApplicable:
         return NotApplicable("attention was not looked at")
     grown = [len(values) > 1 and max(values[1:]) > RISEN * max(values[0], 1e-12) for values in logits]
     shares = [median(values) if risen and values else 0.0 for values, risen in zip(sharp, grown, strict=True)]
-    place = max(range(len(shares)), key=shares.__getitem__)
-    return Measured(shares[place], f"layer {place + 1}")
+    return _at(shares, max)
 
 
 def attention_uniform(history: History) -> Measured | NotApplicable:
