@@ -110,7 +110,7 @@ def undisturbed(source, tmp_path_factory):
     @cache
     def undisturbed(seed, steps=60):
         folder = tmp_path_factory.mktemp("undisturbed")
-        run(spec_of(source, seed, {}, steps), directory=folder)
+        run(spec_of(source, seed, {}, steps), directory=folder, probes=folder / "probes")
         return outcome(folder)
 
     return undisturbed
@@ -124,6 +124,7 @@ def outcome(folder):
         "status": record.status,
         "scores": record.scores,
         "final": json.dumps(record.final),  # as text NaN equals NaN
+        "findings": json.dumps([found.model_dump() for found in record.findings]),
         "ledger": {key: value for key, value in record.ledger.items() if key not in timed},
         "curves": [{**line, "time": 0} for line in read_curves(folder / "curves.jsonl")],
     }
