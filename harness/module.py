@@ -20,7 +20,8 @@ def answer_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tens
 
     `smoothing` is the share of the target that is spread over all words (Szegedy et al. 2015, arXiv:1512.00567).
     """
-    flat, asked = logits.float().flatten(0, 1), targets.flatten()
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    flat, asked = wide.flatten(0, 1), targets.flatten()
     return functional.cross_entropy(flat, asked, ignore_index=IGNORED, label_smoothing=smoothing)
 
 

@@ -38,7 +38,7 @@ class Diagnosed(BaseModel):
     """One thing that a diagnosis said of a run: an alarm, or a remark about what is unusual and often healthy.
 
     `rank` is its place in the order of triage, `value` what was measured, `where` it was worst, `healthy` its bounds in
-    words; the rest are sentences.
+    words, `evidence` other numbers behind it; the rest are sentences.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
@@ -53,6 +53,7 @@ class Diagnosed(BaseModel):
     cause: str
     remedy: str
     source: str
+    evidence: dict[str, float] = {}
 
 
 def mean_score(scores: Iterable[Score], lengths: Iterable[int], metric: str = "exact_match") -> float:

@@ -17,9 +17,10 @@ import torch
 
 from harness.backend import attention_backend
 from harness.cost import parameters, training_flops
+from harness.diagnostics.contract import contract_of
 from harness.diagnostics.structure import structural, unseen, watched
 from harness.diagnostics.subject import subject_of
-from harness.diagnostics.watch import PROBED, Watch, contract_of
+from harness.diagnostics.watch import PROBED, Watch
 from harness.evaluate import (
     GATE,
     all_lengths,

@@ -3,7 +3,7 @@
 In the order of triage: what lies further up explains what lies below it. A diagnosis is the first alarm of this order.
 """
 
-from harness.diagnostics import decoding, experts, heads, initial, masking, position, wiring
+from harness.diagnostics import backward, bypass, decoding, experts, heads, initial, masking, position, wiring
 from harness.diagnostics.finding import Finding, Probe
 from harness.diagnostics.subject import Subject, one_thread
 
@@ -175,6 +175,16 @@ PROBES = (
         source="Vaswani et al. 2017, arXiv:1706.03762, section 3.4",
     ),
     Probe(
+        name="residual_fit",
+        symptom="blocks do not hand on their input as declared",
+        measures="its distance from what they hand on where their sublayers give nothing, relative",
+        measure=bypass.residual_fit,
+        high=0.01,
+        cause="the residual connection is left out, or weighs the input",
+        remedy="x + f(x), with x as it came in",
+        source="He et al. 2015, arXiv:1512.03385",
+    ),
+    Probe(
         name="kernel_parity",
         symptom="attention gives something else than softmax(scale · QKᵀ + mask) V",
         measures="its error against fp64, over that of the explicit form in fp32",
@@ -244,6 +254,16 @@ PROBES = (
         cause="a parameter is frozen, unused, outside of the optimiser, or no longer tied",
         remedy="build the optimiser after the model is whole; assign the tied module, not a copy of its weight",
         source="Press & Wolf 2016, arXiv:1608.05859",
+    ),
+    Probe(
+        name="backward_fit",
+        symptom="gradients are not the slope of the loss",
+        measures="how far they are from differences of the loss, relative, beyond what those leave open",
+        measure=backward.backward_fit,
+        high=0.02,
+        cause="a detach(), a hook or a backward pass of its own changes gradients on their way",
+        remedy="compare torch.autograd.gradcheck of each custom function; look for detach() and register_hook",
+        source="house",
     ),
     Probe(
         name="accumulation_parity",

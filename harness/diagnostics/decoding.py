@@ -2,7 +2,7 @@
 kernel that stores no table.
 """
 
-from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -10,9 +10,7 @@ from torch import nn
 from harness.components.kernel import backend_of
 from harness.diagnostics.finding import Measured, NotApplicable
 from harness.diagnostics.masking import apart, in_pieces
-from harness.diagnostics.operators import removed
-from harness.diagnostics.subject import Subject, kept, mode
-from harness.diagnostics.visibility import first
+from harness.diagnostics.subject import Subject, first, hooked, kept, mode
 
 
 def cache_parity(subject: Subject) -> Measured | NotApplicable:
@@ -40,18 +38,13 @@ def decode_work(subject: Subject) -> Measured | NotApplicable:
     """
     if subject.read is None or not subject.sites:
         return NotApplicable("there is no cache, or no attention sublayer is named")
-    length, computed = (
-        subject.tokens.inputs.shape[1],
-        {site.path: 0 for site in subject.sites if site.causal or site.across},
-    )
-    third = length // 3
-    with ExitStack() as hooks:
-        for path in computed:
+    length = subject.tokens.inputs.shape[1]
+    third, computed = length // 3, {site.path: 0 for site in subject.sites if site.causal or site.across}
 
-            def count(_module: nn.Module, _inputs: Any, result: Any, path: str = path) -> None:
-                computed[path] += first(result).shape[1]
+    def count(path: str, _module: nn.Module, _args: Any, _kwargs: Any, result: Any) -> None:
+        computed[path] += first(result).shape[1]
 
-            hooks.enter_context(removed(subject.model.get_submodule(path).register_forward_hook(count)))
+    with hooked(subject.model, {path: partial(count, path) for path in computed}):
         in_pieces(subject, subject.tokens, (third, *(1,) * (length - third)))
     worst = max(computed, key=computed.__getitem__)
     return Measured(computed[worst] / length, worst)

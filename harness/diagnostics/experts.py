@@ -1,14 +1,12 @@
 """Probes of mixtures of experts: whether what is declared to keep them balanced does."""
 
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from harness.diagnostics.finding import Measured, NotApplicable
-from harness.diagnostics.operators import removed
-from harness.diagnostics.subject import Subject
+from harness.diagnostics.subject import Subject, hooked
 from harness.diagnostics.wiring import trained
 
 FORCED = 4.0  # by which the first expert's logit then lies above all: every token chooses it, with almost all of p
@@ -41,7 +39,7 @@ def _measured(subject: Subject, *, forced: bool) -> tuple[Tensor, Tensor]:
     assert subject.auxiliary is not None
     balances: list[Tensor] = []
 
-    def push(_module: nn.Module, _inputs: Any, logits: Tensor) -> Tensor:
+    def push(_module: nn.Module, _args: Any, _kwargs: Any, logits: Tensor) -> Tensor:
         pushed = logits.clone()
         if forced:
             pushed[..., 0] = logits.amax(-1) + FORCED
@@ -51,8 +49,6 @@ def _measured(subject: Subject, *, forced: bool) -> tuple[Tensor, Tensor]:
         balances.append(probabilities.shape[-1] * (load * probabilities.mean(0)).sum())
         return pushed
 
-    with trained(subject), ExitStack() as hooks:
-        for path in subject.routers:
-            hooks.enter_context(removed(subject.model.get_submodule(path).register_forward_hook(push)))
+    with trained(subject), hooked(subject.model, dict.fromkeys(subject.routers, push)):
         added = subject.auxiliary[0]()
     return added, torch.stack(balances).mean()

@@ -157,6 +157,7 @@ class Finding:
             cause=self.cause,
             remedy=self.probe.remedy,
             source=self.probe.source,
+            evidence=dict(self.found.evidence),
         )
 
     def lines(self) -> list[str]:

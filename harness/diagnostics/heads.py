@@ -3,7 +3,8 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +12,9 @@ from torch import Tensor, nn
 from harness.components.attention import positive
 from harness.components.position import Relation
 from harness.diagnostics.finding import Measured, NotApplicable
-from harness.diagnostics.operators import WRONG_DIMENSION, Attended, attended, removed
-from harness.diagnostics.subject import AttentionSite, Subject
-from harness.diagnostics.visibility import MOVED, NEVER_CALLED, Call, calls, first
+from harness.diagnostics.operators import WRONG_DIMENSION, Attended, attended
+from harness.diagnostics.subject import AttentionSite, Subject, first, hooked
+from harness.diagnostics.visibility import MOVED, NEVER_CALLED, Call, calls
 
 NEAR = 0.01  # of a factor
 
@@ -192,12 +193,12 @@ def _exchanged(subject: Subject, site: AttentionSite, call: Call) -> bool:
 def turned(subject: Subject, site: AttentionSite, name: str, heads: slice) -> Iterator[None]:
     """Queries, keys or values of some heads, of the other sign."""
 
-    def turn(module: nn.Module, args: object, result: Tensor) -> Tensor:
+    def turn(module: nn.Module, args: object, kwargs: object, result: Tensor) -> Tensor:
         other = result.clone()
         site.part(name, other)[:, heads].neg_()
         return other
 
-    with removed(subject.model.get_submodule(getattr(site, name)).register_forward_hook(turn)):
+    with hooked(subject.model, {getattr(site, name): turn}):
         yield
 
 
@@ -212,13 +213,11 @@ def mixed(subject: Subject, site: AttentionSite, call: Call) -> Tensor:
 def outputs(subject: Subject, names: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     """What the named modules give, by name; of several calls the first."""
     found: dict[str, Tensor] = {}
-    with ExitStack() as hooks:
-        for name in filter(None, names):
 
-            def keep(module: nn.Module, args: object, result: object, name: str = name) -> None:
-                found.setdefault(name, first(result).detach())
+    def keep(name: str, module: nn.Module, args: object, kwargs: object, result: object) -> None:
+        found.setdefault(name, first(result).detach())
 
-            hooks.enter_context(removed(subject.model.get_submodule(name).register_forward_hook(keep)))
+    with hooked(subject.model, {name: partial(keep, name) for name in filter(None, names)}):
         yield found
 
 
@@ -227,8 +226,8 @@ def inputs(subject: Subject, name: str) -> Iterator[list[Tensor]]:
     """What a module is called with, call by call."""
     found: list[Tensor] = []
 
-    def keep(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def keep(module: nn.Module, args: tuple[Tensor, ...], kwargs: object) -> None:
         found.append(args[0].detach())
 
-    with removed(subject.model.get_submodule(name).register_forward_pre_hook(keep)):
+    with hooked(subject.model, {}, {name: keep}):
         yield found

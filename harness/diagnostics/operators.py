@@ -4,16 +4,17 @@ softmax of an explicit form, whoever wrote the model.
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.components.kernel import FUSED
-from harness.diagnostics.subject import Subject
+from harness.diagnostics.subject import Subject, hooked
 from tasks.task import Batch
 
 WRONG_DIMENSION = "the softmax runs over another dimension than that of keys"
@@ -74,14 +75,8 @@ class Attended:
 
 def attended(subject: Subject, batch: Batch | None = None) -> list[Attended]:
     """What ran in a forward pass over the probe tokens, or over a batch, in evaluation mode."""
-    with _inside(subject) as where:
-        fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)  # torch's own encoder layer would be one operator
-        try:
-            with _Watch(where) as watch:
-                subject.logits(subject.tokens if batch is None else batch)
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
+    with _inside(subject) as where, without_fast_path(), _Watch(where) as watch:
+        subject.logits(subject.tokens if batch is None else batch)
     return watch.found
 
 
@@ -93,21 +88,23 @@ def _inside(subject: Subject) -> Iterator[list[str]]:
     def leave(*_: Any) -> None:  # a hook that gave the path would put it in the output's place, were it empty
         stack.pop()
 
-    with ExitStack() as hooks:
-        for site in subject.sites:
-            module: nn.Module = subject.model.get_submodule(site.path)
-            hooks.enter_context(removed(module.register_forward_pre_hook(lambda *_, p=site.path: stack.append(p))))
-            hooks.enter_context(removed(module.register_forward_hook(leave)))
+    def enter(path: str, *_: Any) -> None:
+        stack.append(path)
+
+    paths = [site.path for site in subject.sites]
+    with hooked(subject.model, dict.fromkeys(paths, leave), {path: partial(enter, path) for path in paths}):
         yield stack
 
 
 @contextmanager
-def removed(hook: Any) -> Iterator[None]:
-    """A module's hook, for a while."""
+def without_fast_path() -> Iterator[None]:
+    """Torch's own encoder layers as they are written: their fast path is a single operator, which calls no hooks."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        hook.remove()
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 @dataclass(frozen=True)

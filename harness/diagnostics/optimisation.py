@@ -12,6 +12,7 @@ SETTLED = (0.2, 0.8)  # of the steps: after it, and before the rate has gone dow
 USUAL = 1e-3  # a relative update of a model that trains well
 LARGE = 1e-2  # a relative update that no model trains well with
 RISES = 1.5  # times, from the first step to the eighth
+SAME = 1.02  # times: losses that differ by the order of their sums alone
 RATES_APART = 1.5  # times: how far rates of a schedule that is not the declared one lie from each other
 WORDS = {
     "beta1": "1 − β₁ is {:.3g} times the declared one",
@@ -21,6 +22,55 @@ WORDS = {
     "clip": "clipped gradients have {:.3g} times the norm that they should have",
     "age": "Adam has counted {:.3g} times the steps that were taken: its moments were lost",
 }
+
+
+def batch_fit(history: History) -> Measured | NotApplicable:
+    """The least share of a batch's numbers that are the declared ones."""
+    points = history.series("step/batch_fit")
+    if not points:
+        return NotApplicable("no data are declared")
+    step, share = min(points, key=lambda point: point[1])
+    return Measured(share, f"step {step}")
+
+
+def loss_fit(history: History) -> Measured | NotApplicable:
+    """The loss of a step over that which is declared for its batch, where they are furthest apart."""
+    points = history.series("step/loss_fit")
+    if not points:
+        return NotApplicable("no loss is declared")
+    step, fit = max(points, key=lambda point: abs(math.log(point[1])) if 0 < point[1] < math.inf else math.inf)
+    return Measured(fit, f"step {step}")
+
+
+def gradient_fit(history: History) -> Measured | NotApplicable:
+    """How far gradients that reach the optimiser are from those of the declared loss, where they are furthest apart."""
+    lost = loss_fit(history)
+    if isinstance(lost, NotApplicable):
+        return lost
+    if not 1 / SAME <= lost.value <= SAME:
+        return NotApplicable("the loss itself is not the declared one")
+    found = [
+        (error, int(line["step"]), name.partition("error")[2], line["gradient/fit"])
+        for line in history.lines
+        for name, error in line.items()
+        if name.startswith("gradient/error")
+    ]
+    if not found:
+        return NotApplicable("gradients were not compared")
+    error, step, place, fit = max(found, key=lambda each: math.inf if math.isnan(each[0]) else each[0])
+    where = f"block {int(place[1:]) + 1}" if place else "outside of the blocks"
+    cause = ""
+    if fit < -0.5:
+        cause = "the sign of gradients is wrong: steps climb"
+    elif math.isnan(error) or math.isinf(error):
+        cause = "gradients that should be finite are not when they reach the optimiser"
+    elif fit < 0.01:
+        cause = "gradients do not reach the optimiser"
+    elif abs(math.log(fit)) > 0.1 and abs(error - abs(fit - 1)) < 0.1 * error:
+        cause = f"gradients reach the optimiser {fit:.3g} times as large as they are"
+    elif 0.99 < error < 1.01:
+        cause = "some gradients do not reach the optimiser: weights or rows of them are frozen, masked or cut off"
+    return Measured(error, f"{where}, step {step}", cause, {"factor": fit})
 
 
 def learning_rate_fit(history: History) -> Measured | NotApplicable:

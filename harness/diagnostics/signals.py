@@ -5,15 +5,17 @@ end in the place of the layer, from 0, where there is a number for each.
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from harness.diagnostics.operators import Attended, attended, removed
-from harness.diagnostics.subject import Subject
+from harness.diagnostics.contract import Contract
+from harness.diagnostics.operators import Attended, attended
+from harness.diagnostics.subject import Subject, first, hooked
 from tasks.task import Batch
 
 Signals = dict[str, float]
@@ -26,27 +28,6 @@ LOST = 1e-5  # of a weight: of a smaller step, rounding leaves a hundredth and m
 ROUNDING = 1e-6  # of a weight: smaller steps are lost in fp32
 ROWS = 64  # queries of a sequence that are looked at: a table of all would not fit for long ones
 SILENT = 0.01  # of the activations' root mean square: a unit that never gets there says nothing
-
-
-@dataclass(frozen=True)
-class Contract:
-    """What is declared of the optimiser; None: it is not, and is not compared.
-
-    Attributes:
-        learning_rate: by the number of steps already taken.
-        beta1: decay of Adam's mean gradient.
-        beta2: decay of its mean square.
-        eps: what is added to the root of the mean square.
-        weight_decay: the largest of the groups, or that of each parameter by name.
-        clip: the norm that gradients are clipped to; ∞: they are not.
-    """
-
-    learning_rate: Callable[[int], float] | None = None
-    beta1: float | None = None
-    beta2: float | None = None
-    eps: float | None = None
-    weight_decay: float | Mapping[str, float] | None = None
-    clip: float | None = None
 
 
 @dataclass
@@ -105,7 +86,7 @@ def matrices(subject: Subject) -> list[str]:
 def block_gradients(subject: Subject) -> Signals:
     """Norm of the gradient of each block."""
     blocks = {place: list(subject.model.get_submodule(path).parameters()) for place, path in enumerate(subject.blocks)}
-    return _numbers({f"gradient/block.{place}": gradient_norm(block) for place, block in blocks.items()})
+    return numbers({f"gradient/block.{place}": gradient_norm(block) for place, block in blocks.items()})
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
@@ -132,7 +113,7 @@ def update(before: list[Tensor], after: list[Tensor]) -> Signals:
     moved = torch._foreach_norm(torch._foreach_sub(after, before))
     ratios = torch.stack(list(moved)) / torch.stack(list(torch._foreach_norm(before))).clamp(min=1e-12)
     unmoved = torch.where(ratios.max() > ROUNDING, (ratios == 0).float().mean(), 0.0)
-    return _numbers({"update/ratio": ratios.median(), "update/unmoved": unmoved})
+    return numbers({"update/ratio": ratios.median(), "update/unmoved": unmoved})
 
 
 def hyperparameters(
@@ -200,7 +181,7 @@ def adam(
         found["optimizer/age_fit"] = ages.min() / (taken + 1)
     stale, small = zip(*(_fit(p, group, state) for _, p, group, state in known), strict=True)
     found |= {"update/stale": torch.stack(stale).median(), "update/gradient_over_eps": torch.stack(small).median()}
-    return _numbers(found)
+    return numbers(found)
 
 
 def _error(moved: Tensor, w: Tensor, declared: Tensor) -> Tensor:
@@ -247,11 +228,11 @@ def inside(subject: Subject, batch: Batch) -> Signals:
         calls = attended(subject, batch)
     for place, call in enumerate(call for call in calls if call.path or not subject.sites):
         found |= {f"heads/{name}.{place}": value for name, value in _attention(call).items()}
-    return _numbers(found)
+    return numbers(found)
 
 
-def _numbers(found: Mapping[str, Tensor]) -> Signals:
-    """Fetched at once: a device is waited for once."""
+def numbers(found: Mapping[str, Tensor]) -> Signals:
+    """As plain ones, fetched at once: a device is waited for once."""
     if not found:
         return {}
     device = next(iter(found.values())).device
@@ -259,8 +240,8 @@ def _numbers(found: Mapping[str, Tensor]) -> Signals:
 
 
 def _attention(call: Attended) -> dict[str, Tensor]:
-    """Of some queries, the largest logit, the mean entropy of heads over that of equal weights, and the shares of sharp
-    and of uniform heads.
+    """Of some queries, the largest logit, the mean entropy of heads over that of equal weights, the shares of sharp and
+    of uniform heads, and the weight that later queries give to the first key (Xiao et al. 2023, arXiv:2309.17453).
     """
     length = call.query.shape[-2]
     logits = call.logits(
@@ -277,6 +258,7 @@ def _attention(call: Attended) -> dict[str, Tensor]:
         "entropy": heads.mean(),
         "sharp": (heads < SHARP).float().mean(),
         "uniform": (heads > UNIFORM).float().mean(),
+        "sink": weights[..., 1:, 0].mean(),
     }
 
 
@@ -284,33 +266,22 @@ def _attention(call: Attended) -> dict[str, Tensor]:
 def _seen(subject: Subject, found: dict[str, Tensor]) -> Iterator[None]:
     """Fills in what the subject's modules give, while they run."""
 
-    def block(place: int) -> Callable[..., None]:
-        def look(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            x = (output[0] if isinstance(output, tuple) else output).float()
-            found[f"residual/rms.{place}"] = x.square().mean().sqrt()
-            found[f"residual/distinct.{place}"] = (x - x.mean(1, keepdim=True)).norm() / x.norm().clamp(min=1e-30)
+    def block(place: int, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+        x = first(output).float()
+        found[f"residual/rms.{place}"] = x.square().mean().sqrt()
+        found[f"residual/distinct.{place}"] = (x - x.mean(1, keepdim=True)).norm() / x.norm().clamp(min=1e-30)
 
-        return look
+    def units(place: int, _module: nn.Module, args: Any, _kwargs: Any) -> None:
+        active = args[0].float().abs().flatten(0, -2)
+        level = SILENT * active.square().mean().sqrt()
+        found[f"feedforward/dead.{place}"] = (active.amax(0) <= level).float().mean()
 
-    def units(place: int) -> Callable[..., None]:
-        def look(_module: nn.Module, inputs: Any) -> None:
-            active = inputs[0].float().abs().flatten(0, -2)
-            level = SILENT * active.square().mean().sqrt()
-            found[f"feedforward/dead.{place}"] = (active.amax(0) <= level).float().mean()
+    def router(place: int, _module: nn.Module, _args: Any, _kwargs: Any, output: Tensor) -> None:
+        found[f"router/logsumexp.{place}"] = output.float().logsumexp(-1).mean()
 
-        return look
+    def each(paths: Sequence[str], look: Callable[..., None]) -> dict[str, Callable[..., None]]:
+        return {path: partial(look, place) for place, path in enumerate(paths)}
 
-    def router(place: int) -> Callable[..., None]:
-        def look(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            found[f"router/logsumexp.{place}"] = output.float().logsumexp(-1).mean()
-
-        return look
-
-    with ExitStack() as hooks:
-        for paths, make in ((subject.blocks, block), (subject.routers, router)):
-            for place, path in enumerate(paths):
-                hooks.enter_context(removed(subject.model.get_submodule(path).register_forward_hook(make(place))))
-        for place, path in enumerate(subject.units):
-            module = subject.model.get_submodule(path)
-            hooks.enter_context(removed(module.register_forward_pre_hook(units(place))))
+    after = each(subject.blocks, block) | each(subject.routers, router)
+    with hooked(subject.model, after, each(subject.units, units)):
         yield

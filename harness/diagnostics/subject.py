@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from harness.components.position import (
     TransformerXL,
     YaRN,
 )
+from harness.components.residual import NoResidual
 from harness.components.scale import LearnedTemperature
 from harness.cost import empty_model
 from harness.module import TransformerModule, answer_loss
@@ -162,6 +163,8 @@ class Subject:
         blocks: the modules that each add to the residual stream `(B, T, d_model)` and hand it on, in their order.
         units: the modules that read hidden feed-forward units `(B, T, d_ff)`, those of experts left out.
         routers: the modules that give logits `(…, E)` of experts.
+        residual: what a block hands on besides what its sublayers give: its input (*sum*), which a norm may follow
+            (*normed*), or nothing (*none*); empty: not declared.
         spec: what ours was made from.
 
     Raises:
@@ -195,6 +198,7 @@ class Subject:
     blocks: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
     routers: tuple[str, ...] = ()
+    residual: Literal["", "sum", "normed", "none"] = ""
     spec: RunSpec | None = None
 
     def __post_init__(self) -> None:
@@ -233,6 +237,29 @@ def kept(model: nn.Module) -> Iterator[None]:
     """Afterwards buffers are what they were, and so are torch's draws."""
     with buffers_kept(model), torch.random.fork_rng():
         yield
+
+
+@contextmanager
+def hooked(
+    model: nn.Module, after: Mapping[str, Callable[..., Any]], before: Mapping[str, Callable[..., Any]] | None = None
+) -> Iterator[None]:
+    """A model whose modules, by path, call a hook after they run, with (module, args, kwargs, result), or before."""
+    handles = [
+        model.get_submodule(path).register_forward_pre_hook(hook, with_kwargs=True)
+        for path, hook in (before or {}).items()
+    ]
+    handles += [model.get_submodule(path).register_forward_hook(hook, with_kwargs=True) for path, hook in after.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def first(result: Any) -> Tensor:
+    """The tensor that a module gives, alone or before others."""
+    found: Tensor = result if isinstance(result, Tensor) else result[0]
+    return found
 
 
 @contextmanager
@@ -298,6 +325,7 @@ def subject_of(spec: RunSpec, module: TransformerModule | None = None, *, traine
         blocks=_paths(module.model, Block),
         units=tuple(path for path in _paths(module.model, ResidualOutput) if re.search(r"\.feedforward\.\w+$", path)),
         routers=tuple(f"{path}.router" for path in _paths(module.model, MixtureOfExperts)),
+        residual=_residual(spec.model),
         spec=spec,
     )
 
@@ -313,6 +341,14 @@ def _draws(spec: ModelSpec) -> bool | None:
     if spec.attention_dropout or spec.residual_dropout or spec.embedding_dropout or jitter:
         return True
     return None if experts is not None and experts.capacity is not None else isinstance(spec.norm, BatchNorm)
+
+
+def _residual(spec: ModelSpec) -> Literal["", "sum", "normed", "none"]:
+    if is_foreign(type(spec.residual)) or is_foreign(type(spec.norm_placement)):
+        return ""
+    if isinstance(spec.residual, NoResidual):
+        return "none"
+    return "normed" if spec.norm_placement.outer else "sum"
 
 
 def _auxiliary(spec: RunSpec, module: TransformerModule) -> tuple[Callable[[], Tensor], float] | None:

@@ -3,16 +3,16 @@ code, the sublayer is called again with one token's hidden state replaced, and w
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from harness.diagnostics.operators import removed
-from harness.diagnostics.subject import AttentionSite, Subject, kept, mode
+from harness.diagnostics.subject import AttentionSite, Subject, first, hooked, kept, mode
 from harness.seeding import generator
 
 SMALL = 0.01
@@ -64,30 +64,21 @@ def unshared(x: Any) -> Any:
         return x
 
 
-def first(result: Any) -> Tensor:
-    """The tensor that a sublayer gives, alone or before others."""
-    found: Tensor = result if isinstance(result, Tensor) else result[0]
-    return found
-
-
 @contextmanager
 def calls(subject: Subject) -> Iterator[dict[str, Call]]:
     """The calls of all attention sublayers in a forward pass over the probe tokens, in evaluation mode."""
     found: dict[str, Call] = {}
     before: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-    with ExitStack() as hooks:
-        for site in subject.sites:
 
-            def enter(module: nn.Module, args: Any, kwargs: Any, path: str = site.path) -> None:
-                if path not in before:
-                    before[path] = tuple(map(unshared, args)), {k: unshared(v) for k, v in kwargs.items()}
+    def enter(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if path not in before:
+            before[path] = tuple(map(unshared, args)), {k: unshared(v) for k, v in kwargs.items()}
 
-            def keep(module: nn.Module, args: Any, kwargs: Any, result: Any, path: str = site.path) -> None:
-                found.setdefault(path, Call(module, *before[path], first(result)))
+    def keep(path: str, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        found.setdefault(path, Call(module, *before[path], first(result)))
 
-            module = subject.model.get_submodule(site.path)
-            hooks.enter_context(removed(module.register_forward_pre_hook(enter, with_kwargs=True)))
-            hooks.enter_context(removed(module.register_forward_hook(keep, with_kwargs=True)))
+    paths = [site.path for site in subject.sites]
+    with hooked(subject.model, {p: partial(keep, p) for p in paths}, {p: partial(enter, p) for p in paths}):
         subject.logits(subject.tokens)
     with torch.no_grad(), mode(subject.model, training=False), kept(subject.model):
         yield found

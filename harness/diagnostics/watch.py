@@ -8,9 +8,9 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+from harness.diagnostics.contract import Contract, DeclaredStep, declared_step, gradient_error, same_batch
 from harness.diagnostics.finding import in_words
 from harness.diagnostics.signals import (
-    Contract,
     Signals,
     Surprise,
     adam,
@@ -20,16 +20,17 @@ from harness.diagnostics.signals import (
     hyperparameters,
     inside,
     matrices,
+    numbers,
     update,
 )
 from harness.diagnostics.subject import Subject
-from harness.module import TransformerModule, decay_groups
-from harness.spec import RunSpec
+from harness.module import TransformerModule
 from tasks.task import Batch
 
 OBSERVATIONS = 12  # looks inside of a run
 APART = 50  # steps between them at least: each costs about what a step does
 EARLY = (1, 2, 4, 8)  # steps at which the optimiser alone is looked at
+COMPARED = 4  # each so many of them, also the gradient with the declared one: it costs up to two steps
 EVERY = 10  # steps between looks at the losses
 PROBED = 4  # sequences of the probe batch
 
@@ -39,7 +40,7 @@ class Watch(pl.Callback):
     `trouble` why it cannot look any more.
 
     It works for any module that returns its loss; `subject` names what to look at inside, and `contract` what is
-    declared of the optimiser; `probe` are the sequences that are looked at inside. It leaves the model as it is.
+    declared of training; `probe` are the sequences that are looked at inside. It leaves the model as it is.
     """
 
     def __init__(
@@ -47,13 +48,14 @@ class Watch(pl.Callback):
     ) -> None:
         self.subject, self.contract, self.steps = subject, contract or Contract(), steps
         self.probe = probe or (subject.tokens if subject.batch is None else subject.batch.rows(slice(PROBED)))
-        self.observed = observed(steps)
+        self.observed, self.compared = observed(steps), compared(steps)
         self.points: dict[int, Signals] = {}
         self.surprise = Surprise()
         self.pending: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self.before: list[torch.Tensor] = []
         self.names: list[str] = []
         self.norm = 0.0
+        self.declared: DeclaredStep | None = None
         self.last = 0
         self.trouble = ""
 
@@ -77,6 +79,15 @@ class Watch(pl.Callback):
         if trainer.global_step == 0:
             self._look(0, self._inside)
 
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Make the step as it is declared, before the weights move; not of one that reads several batches."""
+        taken = trainer.global_step
+        if taken + 1 in self.compared and self.contract.losses and trainer.accumulate_grad_batches == 1:
+            read = pl_module.batch(taken) if isinstance(pl_module, TransformerModule) else batch
+            self._look(taken + 1, lambda: self._declare(read, taken))
+
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
@@ -89,6 +100,9 @@ class Watch(pl.Callback):
         names = {id(p): name for name, p in self.subject.model.named_parameters()}
         self._look(taken + 1, lambda: hyperparameters(optimizer, taken, self.contract, names))
         self._look(taken + 1, lambda: block_gradients(self.subject))
+        if self.declared is not None:
+            apart = gradient_error(self.subject.model, self.declared, self.subject.blocks)
+            self._look(taken + 1, lambda: numbers({f"gradient/{name}": value for name, value in apart.items()}))
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -99,6 +113,9 @@ class Watch(pl.Callback):
         if step == self.last:
             return
         self.last = step
+        if self.declared is not None:
+            declared, self.declared = self.declared, None
+            self._look(step, lambda: {"step/loss_fit": (self.pending[-1][1] / declared.loss).item()})
         if self.before:
             before, self.before = self.before, []
             self._look(step, lambda: update(before, [w.detach() for w in self._weights()]))
@@ -125,6 +142,12 @@ class Watch(pl.Callback):
             length, norm = module.shape[1], module.gradient_norm
         self.pending.append((length, loss.detach().float(), norm.float()))
 
+    def _declare(self, read: Any, taken: int) -> Signals:
+        told = self.contract
+        self.declared = step = declared_step(self.subject.model, told, read, taken)
+        found = {f"gradient/{name}": value for name, value in numbers(step.others).items() if not math.isnan(value)}
+        return found | ({"step/batch_fit": same_batch(told.batch(taken), read)} if told.batch else {})
+
     def _inside(self) -> Signals:
         return inside(self.subject, self.probe)
 
@@ -149,15 +172,7 @@ def observed(steps: int) -> set[int]:
     return {*EARLY, *range(apart, steps, apart), steps}
 
 
-def contract_of(spec: RunSpec, model: torch.nn.Module) -> Contract:
-    """What a spec declares of the optimiser of its model."""
-    train = spec.train
-
-    def learning_rate(taken: int) -> float:
-        return train.learning_rate * train.schedule.factor(taken, train.steps, spec.model.d_model)
-
-    decays = {
-        id(p): group["weight_decay"] for group in decay_groups(model, train.weight_decay) for p in group["params"]
-    }
-    decay = {name: decays[id(p)] for name, p in model.named_parameters() if id(p) in decays}
-    return Contract(learning_rate, train.beta1, train.beta2, train.eps, decay, train.gradient_clip or math.inf)
+def compared(steps: int) -> set[int]:
+    """Those of them at which the step is compared with the declared one."""
+    late = sorted(observed(steps) - {*EARLY})
+    return {1, *late[COMPARED - 1 :: COMPARED], steps}

@@ -106,3 +106,9 @@ def moe_dropped(history: History) -> Measured | NotApplicable:
 def router_logits(history: History) -> Measured | NotApplicable:
     """By how much the logarithm of the sum of a router's exponentiated logits has risen."""
     return _of_layers(history, "router/logsumexp", lambda values: values[-1] - values[0], max)
+
+
+def auxiliary_gradient(history: History) -> Measured | NotApplicable:
+    """The gradient of the routers' losses over that of the task, on the weights that both reach: the median."""
+    shares = history.values("gradient/auxiliary")
+    return Measured(median(shares)) if shares else NotApplicable("no loss of routers is declared")

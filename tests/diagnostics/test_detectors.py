@@ -22,7 +22,7 @@ Curve = float | Callable[[int], float]
 
 STEPS = 1000
 LOGGED = ("train/", "spike/", "router/load", "router/dropped")  # every ten steps
-STEPPED = ("optimizer/", "update/", "gradient/")  # when a step is looked at; the rest also before training
+STEPPED = ("optimizer/", "update/", "gradient/", "step/")  # when a step is looked at; the rest also before training
 HEALTHY: dict[str, Curve] = {
     "train/loss": lambda step: 0.02 + 3 * math.exp(-step / 50),
     "train/exact_match": lambda step: min(1.0, step / 300),
@@ -39,6 +39,11 @@ HEALTHY: dict[str, Curve] = {
     "update/unmoved": 0.0,
     "update/stale": 1.1,
     "update/gradient_over_eps": 1e4,
+    "step/batch_fit": 1.0,
+    "step/loss_fit": 1.0,
+    **{f"gradient/error{place}": 0.0 for place in ("", ".0", ".1")},
+    "gradient/fit": 1.0,
+    "gradient/auxiliary": 0.01,
     "gradient/block.0": 1.0,
     "gradient/block.1": 2.0,
     **{f"heads/logit_max.{layer}": 1.5 for layer in (0, 1)},
@@ -109,7 +114,19 @@ class Case:
 
 HALF = {"eval/in_distribution": 0.5}
 NEITHER = HALF | {"seen/exact_match": 0.5}
+LOST = {"gradient/fit": 0.7}
 CASES = (
+    Case("batch_fit", {"step/batch_fit": late(0.9, 1.0)}, "step 560"),
+    Case("loss_fit", {"step/loss_fit": late(1.1, 1.0)}, "step 560"),
+    Case("loss_fit", {"step/loss_fit": late(math.nan, 1.0)}, "step 560"),
+    Case("gradient_fit", {"gradient/error.1": late(1.0, 0.0)} | LOST, "block 2, step 560"),
+    Case("gradient_fit", {"gradient/error": 1.0} | LOST, "outside of the blocks"),
+    Case("gradient_fit", {"gradient/error": 1.0} | LOST, "some gradients do not reach"),
+    Case("gradient_fit", {"gradient/error.0": 1.0, "gradient/fit": 0.0}, "gradients do not reach"),
+    Case("gradient_fit", {"gradient/error.0": 2.0, "gradient/fit": -1.0}, "sign"),
+    Case("gradient_fit", {"gradient/error.0": 99.0, "gradient/fit": 100.0}, "100 times as large"),
+    Case("gradient_fit", {"gradient/error.0": math.inf, "gradient/fit": math.nan}, "should be finite"),
+    Case("gradient_fit", {"gradient/error.0": 0.3, "gradient/fit": 1.1}, "something between"),
     Case("learning_rate_fit", {"optimizer/learning_rate_fit": 2.0}, "2 times the declared one throughout"),
     Case("learning_rate_fit", {"optimizer/learning_rate_fit": 0.2}, "0.2 times the declared one throughout"),
     Case("learning_rate_fit", {"optimizer/learning_rate_fit": late(1.0, 20.0, 10)}, "warm-up is not applied"),
@@ -142,6 +159,7 @@ CASES = (
     Case("attention_logits", {"heads/logit_max.1": lambda step: 1 + step / 5}, "layer 2"),
     Case("attention_saturated", {"heads/sharp.1": 0.5, "heads/logit_max.1": lambda step: 1 + step / 100}, "layer 2"),
     Case("attention_uniform", {"heads/uniform.1": 1.0}),
+    Case("auxiliary_gradient", {"gradient/auxiliary": 0.5}),
     Case("moe_balance", {"router/load_max": lambda step: 3.0 if 300 < step <= 400 else 1.3}),
     Case("moe_idle", {"router/load_min": late(0.02, 0.7)}),
     Case("moe_dropped", {"router/dropped": late(0.3, 0.0)}),
@@ -274,6 +292,9 @@ QUIET: dict[str, tuple[str, History]] = {
         "finite_gap",
         History(history().lines, STEPS, "finished", {"train/initial_loss": 3.0} | HALF),
     ),
+    "a loss that is not the declared one has other gradients": (
+        "gradient_fit", history({"gradient/error.0": 1.0, "step/loss_fit": 1.5})
+    ),
     "a run that is not over": ("not_learned", history(final=HALF, status="", steps=2 * STEPS)),
     "a task that is learned": ("slow_convergence", history({"train/loss": falling(500)})),
     "a task that is not learned": ("extrapolation_cliff", history(final=HALF, scores=exact({1: 0.5, 3: 0.0}))),
@@ -305,7 +326,8 @@ def test_that_nothing_is_learned_is_an_alarm_of_its_own_where_no_other_explains_
 def test_what_is_declared_and_broken_comes_first_and_what_merely_went_wrong_last() -> None:
     names = [detector.name for detector in DETECTORS]
     always = [detector.name for detector in DETECTORS if detector.speaks == "always"]
-    assert names[:4] == always[:4] == ["learning_rate_fit", "optimizer_fit", "fresh_gap", "stopped"]
+    in_order = ["batch_fit", "loss_fit", "gradient_fit", "learning_rate_fit", "optimizer_fit", "fresh_gap", "stopped"]
+    assert names[:7] == always[:7] == in_order
     assert names[-3:] == ["divergence", "not_learned", "extrapolation_cliff"]
     before_training = {"residual_jump", "depth_gradients", "rank_collapse", "initial_logits"}
     made_by_training = {"attention_logits", "attention_saturated", "dead_units", "moe_balance", "spike"}

@@ -15,10 +15,10 @@ from harness.components import architecture, attention, position
 from harness.components.feedforward import MoE, ReLU
 from harness.components.norm import NoNorm
 from harness.diagnostics import AttentionSite, Subject, subject_of
+from harness.diagnostics.contract import Contract, contract_of
 from harness.diagnostics.signals import (
     FEWEST,
     WINDOW,
-    Contract,
     Surprise,
     adam,
     block_gradients,
@@ -28,7 +28,6 @@ from harness.diagnostics.signals import (
     matrices,
     update,
 )
-from harness.diagnostics.watch import contract_of
 from harness.module import TransformerModule
 from harness.spec import WarmupCosine
 from harness.trace import Trace

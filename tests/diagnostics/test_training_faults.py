@@ -22,6 +22,9 @@ QUICK = (
     ("stepped again", 0.5),
     ("unclipped", 1.0),
     ("frozen late", 20.0),
+    ("targets shifted late", 20.0),
+    ("smoothing undeclared", 0.05),
+    ("gradients multiplied", 0.5),
     ("noise in training", 0.1),
     ("softmax twice", 1.0),
 )
@@ -36,6 +39,10 @@ OTHERS = (
     ("labels of others", 0.3),
     ("dropout in training", 0.1),
     ("balance left out", 0.5),
+    ("another seed late", 20.0),
+    ("loss multiplied", 2.0),
+    ("dropout asleep late", 20.0),
+    ("embedding rows frozen", 1.0),
 )
 LONGER = (  # what shows only once something is learned, or lost again
     ("same batches", 1.0, 200),

@@ -28,7 +28,9 @@ from harness.components.cache import FullCache, WindowCache
 from harness.components.embedding import SqrtWidth, Tied
 from harness.components.feedforward import MoE
 from harness.components.init import DepthGain, Initialisation, Normal
+from harness.components.norm import PreNorm
 from harness.components.position import ALiBi, NoPE, RoPE, angles, rotate
+from harness.components.residual import NoResidual
 from harness.module import TransformerModule
 from harness.transformer import Block
 from tasks import Copy
@@ -116,6 +118,61 @@ def mask_upside_down(module: TransformerModule, strength: float) -> None:
 
 def mask_in_evaluation_only(module: TransformerModule, strength: float) -> None:
     mixing(module, lambda own, heads: own(replace(heads, causal=heads.causal and not module.model.training)))
+
+
+class Scaled(torch.autograd.Function):
+    """The same, with another gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.factor * gradient, None
+
+
+def gradient_scaled(module: TransformerModule, strength: float) -> None:
+    """Of the first feed-forward sublayer, in the backward pass alone."""
+    module.model.blocks[0].feedforward.register_forward_hook(lambda part, args, output: Scaled.apply(output, strength))
+
+
+def gradient_hooked(module: TransformerModule, strength: float) -> None:
+    """A hook on a block that changes what goes back through it."""
+    module.model.blocks[0].register_full_backward_hook(
+        lambda part, before, after: tuple(g if g is None else strength * g for g in before)
+    )
+
+
+def rows_without_gradient(module: TransformerModule, strength: float) -> None:
+    """The embeddings of some symbols."""
+
+    def cut(gradient: Tensor) -> Tensor:
+        return gradient.index_fill(0, torch.arange(3, 3 + round(strength)), 0.0)
+
+    module.model.embedding.weight.register_hook(cut)
+
+
+def residual_detached(module: TransformerModule, strength: float) -> None:
+    """x.detach() + f(x), in the first block: only the sublayer hands gradients back."""
+    step = module.model.blocks[0].attention_step
+    own = step.leave
+    step.leave = lambda x, y, real: own(x.detach(), y, real)
+
+
+def residual_weighed(module: TransformerModule, strength: float) -> None:
+    """strength · x + f(x), in the first block."""
+    step = module.model.blocks[0].feedforward_step
+    own = step.leave
+    step.leave = lambda x, y, real: own(strength * x, y, real)
+
+
+def residual_uninvited(module: TransformerModule, strength: float) -> None:
+    """x + f(x) where f(x) is declared."""
+    for block in module.model.blocks:
+        for step in (block.attention_step, block.feedforward_step):
+            step.leave = lambda x, y, real, own=step.leave: own(x, y + x, real)
 
 
 def padding_over_heads(module: TransformerModule, strength: float) -> None:
@@ -495,6 +552,16 @@ FAULTS = (
     Fault(left_out_of_the_optimiser, "wiring", strengths=(1.0, 4.0)),
     Fault(cut_off, "wiring", strengths=(1.0, 2.0)),
     Fault(tie_broken, "wiring", tied),
+    Fault(gradient_scaled, "backward_fit", strengths=(0.5, 10.0)),
+    Fault(gradient_scaled, "backward_fit", {"norm_placement": PreNorm()}, strengths=(0.5, 10.0)),
+    Fault(gradient_hooked, "backward_fit", strengths=(0.5, -1.0)),
+    Fault(rows_without_gradient, "backward_fit", strengths=(2.0, 5.0)),
+    Fault(residual_detached, "backward_fit"),
+    Fault(residual_detached, "backward_fit", {"norm_placement": PreNorm(), "position": RoPE()}),
+    Fault(residual_weighed, "residual_fit", strengths=(0.0,)),
+    Fault(residual_weighed, "residual_fit", {"norm_placement": PreNorm()}, strengths=(0.9, 0.0)),
+    Fault(residual_weighed, "residual_fit", {"norm_placement": PreNorm(), "feedforward": MoE()}, strengths=(0.9, 0.0)),
+    Fault(residual_uninvited, "residual_fit", {"residual": NoResidual()}),
     Fault(padding_seen, "pad_invariance", encoder),
     Fault(padding_inverted, "pad_invariance", encoder),
     Fault(norm_over_the_batch, "batch_leak", strengths=(0.1, 1.0)),

@@ -4,7 +4,7 @@ are declared and unwise, which come to harm for a reason that should be named.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -208,17 +208,79 @@ def expert_preferred(module: TransformerModule, strength: float) -> None:
         )
 
 
-def update_frozen_late(module: TransformerModule, strength: float) -> None:
-    """Blocks leave the optimiser's reach after some steps: what a probe of the first steps cannot see."""
+def batches_late(module: TransformerModule, strength: float, change: Callable[[Any, int], Any]) -> None:
+    """Batches are changed from some step on."""
+    own = module.batch
+    module.batch = lambda step: change(own(step), step) if step >= strength else own(step)
+
+
+def targets_shifted_late(module: TransformerModule, strength: float) -> None:
+    def shifted(batch: Any, step: int) -> Any:
+        return replace(batch, targets=batch.targets.roll(1, 1))
+
+    batches_late(module, strength, shifted)
+
+
+def another_seed_late(module: TransformerModule, strength: float) -> None:
+    other = module.spec.replaced({"seed": module.spec.seed + 1})
+    batches_late(module, strength, lambda batch, step: other.training_batch(step, module.device))
+
+
+def smoothing_undeclared(module: TransformerModule, strength: float) -> None:
+    module.spec = module.spec.replaced({"train.label_smoothing": strength})
+
+
+def loss_multiplied(module: TransformerModule, strength: float) -> None:
+    own = module.training_step
+    module.training_step = lambda *arguments: strength * own(*arguments)
+
+
+def dropout_asleep_late(module: TransformerModule, strength: float) -> None:
+    """Training goes on in evaluation mode after an evaluation."""
+    own = module.training_step
+
+    def step(*arguments: Any) -> Any:
+        module.model.train(module.global_step < strength)
+        return own(*arguments)
+
+    module.training_step = step
+
+
+def gradients_late(module: TransformerModule, strength: float, change: Callable[[], None]) -> None:
+    """Gradients are changed before the optimiser reads them, from some step on."""
     own = module.on_after_backward
 
     def after() -> None:
         own()
         if module.global_step >= strength:
-            for p in module.model.blocks.parameters():
-                p.grad = None
+            change()
 
     module.on_after_backward = after
+
+
+def gradients_multiplied(module: TransformerModule, strength: float) -> None:
+    """A scale that is not undone, from step 40 on."""
+
+    def change() -> None:
+        for p in module.model.parameters():
+            p.grad.mul_(strength)
+
+    gradients_late(module, 40, change)
+
+
+def rows_frozen(module: TransformerModule, strength: float) -> None:
+    """The embeddings of some symbols get no gradient from step 40 on."""
+    gradients_late(module, 40, lambda: module.model.embedding.weight.grad[-round(strength) :].zero_())
+
+
+def update_frozen_late(module: TransformerModule, strength: float) -> None:
+    """Blocks leave the optimiser's reach after some steps: what a probe of the first steps cannot see."""
+
+    def change() -> None:
+        for p in module.model.blocks.parameters():
+            p.grad = None
+
+    gradients_late(module, strength, change)
 
 
 def gradients_lost(module: TransformerModule, strength: float) -> None:
@@ -235,18 +297,16 @@ def gradients_lost(module: TransformerModule, strength: float) -> None:
 
 def updates_reversed(module: TransformerModule, strength: float) -> None:
     """The sign of the loss is wrong from some step on."""
-    own = module.on_after_backward
 
-    def after() -> None:
-        own()
-        if module.global_step >= strength:
-            for p in module.model.parameters():
-                p.grad.neg_()
+    def change() -> None:
+        for p in module.model.parameters():
+            p.grad.neg_()
 
-    module.on_after_backward = after
+    gradients_late(module, strength, change)
 
 
 pre = {"norm_placement": PreNorm()}
+dropped = {"residual_dropout": 0.1}
 experts = {"feedforward": MoE(expert=ReLU(d_ff=64)), **pre}
 
 BROKEN = (
@@ -262,7 +322,7 @@ BROKEN = (
     TrainingFault("plain descent", ("optimizer_fit", "learning_rate_fit"), plain_descent, (1.0, 30.0), pre),
     TrainingFault("stepped again", ("optimizer_fit",), stepped_again, (0.5, 2.0), pre),
     TrainingFault("unclipped", ("optimizer_fit",), unclipped, (1.0,), pre, {"gradient_clip": 0.1}),
-    TrainingFault("same batches", ("fresh_gap",), same_batches, (8.0, 1.0), pre),
+    TrainingFault("same batches", ("batch_fit", "fresh_gap"), same_batches, (8.0, 1.0), pre),
     TrainingFault("labels of others", ("target_alignment",), labels_of_others, (0.3, 1.0), pre),
     TrainingFault("dropout in training", ("mode_fit",), dropout_in_training, (0.1, 0.5), pre),
     TrainingFault("noise in training", ("mode_fit",), embedding_noise, (0.1, 1.0), pre),
@@ -271,9 +331,16 @@ BROKEN = (
     TrainingFault(
         "an expert preferred", ("moe_balance", "moe_idle", "moe_aux"), expert_preferred, (5.0, 50.0), experts
     ),
-    TrainingFault("frozen late", ("stopped",), update_frozen_late, (20.0, 100.0), pre),
-    TrainingFault("gradients lost", ("divergence", "spike"), gradients_lost, (100.0, 250.0), pre),
-    TrainingFault("updates reversed", ("ascent",), updates_reversed, (50.0, 200.0), pre),
+    TrainingFault("targets shifted late", ("batch_fit",), targets_shifted_late, (20.0, 100.0), pre),
+    TrainingFault("another seed late", ("batch_fit",), another_seed_late, (20.0, 100.0), pre),
+    TrainingFault("smoothing undeclared", ("loss_fit",), smoothing_undeclared, (0.05, 0.3), pre),
+    TrainingFault("loss multiplied", ("loss_fit",), loss_multiplied, (2.0, 100.0), pre),
+    TrainingFault("dropout asleep late", ("loss_fit",), dropout_asleep_late, (20.0, 100.0), pre | dropped),
+    TrainingFault("gradients multiplied", ("gradient_fit",), gradients_multiplied, (0.5, 1000.0), pre),
+    TrainingFault("embedding rows frozen", ("gradient_fit",), rows_frozen, (1.0, 4.0), pre),
+    TrainingFault("frozen late", ("gradient_fit", "stopped"), update_frozen_late, (20.0, 100.0), pre),
+    TrainingFault("gradients lost", ("gradient_fit", "divergence", "spike"), gradients_lost, (100.0, 250.0), pre),
+    TrainingFault("updates reversed", ("gradient_fit", "ascent"), updates_reversed, (50.0, 200.0), pre),
 )
 
 
