@@ -27,10 +27,9 @@ from harness.diagnostics.subject import Subject
 from harness.module import TransformerModule
 from tasks.task import Batch
 
-OBSERVATIONS = 12  # looks inside of a run
+OBSERVATIONS = 8  # looks inside of a run
 APART = 50  # steps between them at least: each costs about what a step does
 EARLY = (1, 2, 4, 8)  # steps at which the optimiser alone is looked at
-COMPARED = 4  # each so many of them, also the gradient with the declared one: it costs up to two steps
 EVERY = 10  # steps between looks at the losses
 PROBED = 4  # sequences of the probe batch
 
@@ -173,6 +172,6 @@ def observed(steps: int) -> set[int]:
 
 
 def compared(steps: int) -> set[int]:
-    """Those of them at which the step is compared with the declared one."""
-    late = sorted(observed(steps) - {*EARLY})
-    return {1, *late[COMPARED - 1 :: COMPARED], steps}
+    """The first, one half way and the last: the step is compared with the declared one, which costs up to two more."""
+    seen = sorted(observed(steps))
+    return {1, next(step for step in seen if 2 * step >= steps), steps}
