@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from harness.locks import holder
 from harness.record import read_plan
 from harness.schema import UserError, nearest, quoted
+from harness.wording import decimal
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -273,7 +274,7 @@ def _status_rows(data: "StudyData", compared: "pd.DataFrame") -> Iterable[list[s
             own = scores.loc[(scores["task"] == task) & (scores["variant"] == variant), "score"]
             ended = (~runs["status"].isin(("missing", "partial"))).sum()
             verdict = "baseline" if variant == baseline else verdicts.get((task, variant), "")
-            yield [task, variant, f"{ended}/{len(runs)}", f"{own.mean():.3f}" if own.notna().any() else "", verdict]
+            yield [task, variant, f"{ended}/{len(runs)}", decimal(own.mean()) if own.notna().any() else "", verdict]
 
 
 def _load(options: "Namespace") -> "StudyData":

@@ -1,13 +1,13 @@
 """What is said about a run: its files on disk as parameters, tags, metrics and texts. Plain data in, plain data out."""
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from harness.record import Diagnosed, RunRecord
 from harness.schema import canonical_json, flatten, quoted
 from harness.tracking.received import Label
+from harness.wording import decimal
 
 NOTE = "mlflow.note.content"  # MLflow shows this tag as the run's description, as Markdown
 PARENT = "mlflow.parentRunId"
@@ -144,8 +144,8 @@ def run_text(study: Mapping[str, Any], label: Label, record: RunRecord | None) -
         lines.append(f"Ended **{record.status.replace('_', ' ')}**: {record.cause}")
     if record is not None and record.status == "finished":
         lines.append(
-            f"Exact match {_number(record.final.get('eval/in_distribution'))} at the training lengths, "
-            f"{_number(record.final.get('eval/extrapolation'))} beyond them."
+            f"Exact match {decimal(record.final.get('eval/in_distribution'))} at the training lengths, "
+            f"{decimal(record.final.get('eval/extrapolation'))} beyond them."
         )
     for found in record.findings if record is not None else ():
         if found.alarm:
@@ -184,7 +184,3 @@ def report_head(report: str) -> list[str]:
     while sum(map(len, head)) > HEAD:
         head.pop()
     return head
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None or math.isnan(value) else f"{value:.3f}"

@@ -1,13 +1,14 @@
-"""Numbers and names as people read them, in the page and in the figures."""
+"""Numbers, names and errors as people read them: in tables, pages, figures and records."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from harness.schema import quoted
+from harness.schema import UserError, quoted
 
 ABSENT = "–"
 MINUS = "−"
+LONGEST = 300  # characters of an error's message: what lies below it, torch above all, can fill pages
 
 METRICS = {
     "exact_match": "exact match",
@@ -179,6 +180,14 @@ def seen_phrase(findings: Iterable[str]) -> str:
 def metric_name(metric: str) -> str:
     """A metric as people say it."""
     return METRICS.get(metric, metric.replace("_", " "))
+
+
+def in_words(error: BaseException) -> str:
+    """An exception on one line. A user's mistake speaks for itself, and whole: its sentence ends with the remedy."""
+    message = " ".join(str(error).split())
+    if isinstance(error, UserError):
+        return message
+    return f"{type(error).__name__}: {message[:LONGEST]}" if message else type(error).__name__
 
 
 def markdown(text: str) -> str:
