@@ -29,6 +29,7 @@ from harness.locks import held
 from harness.record import Status
 from harness.schema import UserError
 from harness.sources import load_source
+from harness.wording import in_words
 
 if TYPE_CHECKING:  # imported late: the pipe and the signals are heeded while torch loads
     from harness.runner import Progress
@@ -124,7 +125,7 @@ def work(job: Job, pipe: Pipe) -> Status | None:
             spec = planned(job)
         except Exception as error:
             traceback.print_exc()
-            pipe.send("refused", reason=in_words(error))
+            pipe.send("refused", reason=cause_of(error))
             return None
         try:
             with alone_in(job.directory, pipe.stop):
@@ -135,7 +136,7 @@ def work(job: Job, pipe: Pipe) -> Status | None:
         except Exception as error:
             traceback.print_exc()
             status = "out_of_memory" if isinstance(error, MemoryError) else "failed"
-            write_failure(job, status, in_words(error), started)
+            write_failure(job, status, cause_of(error), started)
     pipe.send("ended", status=status)
     return status
 
@@ -204,13 +205,12 @@ def throttled(pipe: Pipe) -> "Callable[[Progress], None]":
     return report
 
 
-def in_words(error: Exception) -> str:
-    """What the record says about an exception; a user's mistake speaks for itself."""
-    message = " ".join(str(error).split())
+def cause_of(error: Exception) -> str:
+    """What the record says about an exception: where it was raised too, as nobody foresaw it there."""
     if isinstance(error, UserError):
-        return message
+        return in_words(error)
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {message} ({Path(place.filename).name}, line {place.lineno})"
+    return f"{in_words(error)} ({Path(place.filename).name}, line {place.lineno})"
 
 
 @contextlib.contextmanager

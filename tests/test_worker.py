@@ -18,7 +18,7 @@ from harness.engine import ROOT, STOP_SIGNALS, Job
 from harness.record import RunRecord, read_curves
 from harness.schema import UserError
 from harness.sources import load_source
-from harness.worker import alone_in, in_words, output_to, throttled
+from harness.worker import alone_in, cause_of, output_to, throttled
 
 # A user's file with levels that behave badly: where `answer` is called, training or evaluation is under way.
 SOURCE = """
@@ -237,7 +237,7 @@ def test_an_exception_is_put_in_words():
         try:
             raise error
         except type(error) as raised:
-            return in_words(raised)
+            return cause_of(raised)
 
     assert caught(UserError("a user's mistake")) == "a user's mistake"
     assert caught(OSError("two\nlines")).startswith("OSError: two lines (test_worker.py, line ")
