@@ -28,8 +28,8 @@ REFUSED, BUG, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)  # the machine's, not ours
 
 EPILOG = """exit codes: 0 done; 1 the study finished with failed runs (diagnose, doctor: something is wrong; sync:
-something was not delivered); 2 a mistake in the request, said in one sentence; 130 interrupted, state saved; 70 a
-bug."""
+something was not delivered; status of all: a plan is corrupt); 2 a mistake in the request, said in one sentence; 130
+interrupted, state saved; 70 a bug."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

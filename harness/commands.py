@@ -245,7 +245,8 @@ def _overview(results: Path) -> Answer:
     """How far every study in a results folder has come."""
     found = {folder.name: _progress(folder) for folder in studies(results)}
     lines = [_in_a_line(name, progress) for name, progress in found.items()] or [NO_STUDY.format(results)]
-    return Answer({"studies": found}, lambda: _say(*lines))
+    is_corrupt = any("error" in progress for progress in found.values())
+    return Answer({"studies": found}, lambda: _say(*lines), INCOMPLETE if is_corrupt else DONE)
 
 
 def _progress(folder: Path) -> dict[str, Any]:
