@@ -451,7 +451,9 @@ def diagnose(options: "Namespace") -> Answer:
     with importing():
         from harness.diagnosis import of_run, of_spec
 
-    if (options.run_name is None) == (options.spec is None):
+    if options.run_name is not None and options.spec is not None:
+        raise UserError(f"{options.run_name} and --spec {options.spec} exclude each other: diagnose a run, or a spec")
+    if options.run_name is None and options.spec is None:
         raise UserError("name a run, or a preset or file with --spec; `harness diagnose --help` says more")
     _load_files(options)
     found = of_spec(options.spec) if options.spec is not None else of_run(options.run_name, options.results)
