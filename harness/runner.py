@@ -38,7 +38,7 @@ from harness.schema import UserError, shown
 from harness.seeding import seed_global
 from harness.spec import RunSpec
 from harness.transformer import buffers_kept
-from harness.wording import in_words
+from harness.wording import full_disk, in_words
 
 __all__ = ["Interrupted", "Progress", "run"]
 
@@ -73,6 +73,7 @@ def run(
 
     Raises:
         Interrupted: after saving, when `should_stop` said yes.
+        OSError: the disk is full, or takes no writes any more.
         UserError: `spec` is no RunSpec, this machine cannot run it (no CUDA device, an attention kernel that cannot
             run), or the directory cannot be made or holds the run of another spec.
     """
@@ -197,6 +198,8 @@ class _Attempt:
         except Exception as error:
             if _is_out_of_memory(error):
                 return "out_of_memory", in_words(error)
+            if full_disk(error):  # no outcome of the run: it goes on from its checkpoint
+                raise
             logger.exception("run %s failed", self.spec.fingerprint())
             return "failed", in_words(error)
 

@@ -1,5 +1,6 @@
 """Numbers, names and errors as people read them: in tables, pages, figures and records."""
 
+import errno
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from harness.schema import UserError, quoted
 ABSENT = "–"
 MINUS = "−"
 LONGEST = 300  # characters of an error's message: what lies below it, torch above all, can fill pages
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 METRICS = {
     "exact_match": "exact match",
@@ -188,6 +190,14 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, UserError):
         return message
     return f"{type(error).__name__}: {message[:LONGEST]}" if message else type(error).__name__
+
+
+def full_disk(error: BaseException) -> str:
+    """What to say of an error that means that a disk takes no more, which is no run's fault; empty of any other."""
+    if not isinstance(error, OSError) or error.errno not in UNWRITABLE:
+        return ""
+    where, what = error.filename2 or error.filename or "the disk", str(error.strerror).lower()  # a copy names both ends
+    return f"{where}: {what}; mend that and run it again, what was recorded is kept"
 
 
 def markdown(text: str) -> str:

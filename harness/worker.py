@@ -1,9 +1,9 @@
 """A worker process: `python -m harness.worker FD` runs the jobs that come through a pipe until it closes.
 
 Lines of JSON in: a job each. Lines of JSON out: `ready`, then for each job `started`, `progress` … (and `note`,
-a sentence for people), and at its end `ended`, `interrupted`, or `refused` where the spec cannot be made any more,
-which is no result. The end of the input, SIGTERM and SIGHUP mean: save and exit. SIGINT means nothing here: Ctrl-C
-reaches every process of the terminal, and the one that started us decides.
+a sentence for people), and at its end `ended`, `interrupted`, or `refused` where the spec cannot be made any more or
+the disk is full, which is no result. The end of the input, SIGTERM and SIGHUP mean: save and exit. SIGINT means
+nothing here: Ctrl-C reaches every process of the terminal, and the one that started us decides.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from harness.locks import held
 from harness.record import Status
 from harness.schema import UserError
 from harness.sources import load_source
-from harness.wording import in_words
+from harness.wording import full_disk, in_words
 
 if TYPE_CHECKING:  # imported late: the pipe and the signals are heeded while torch loads
     from harness.runner import Progress
@@ -113,12 +113,27 @@ def main(handle: int) -> None:
 
 def work(job: Job, pipe: Pipe) -> Status | None:
     """Run a job and tell how it ended; its status, None if it was interrupted or refused."""
-    from harness.runner import Interrupted
-
-    started = time.time()
     if pipe.stop.is_set():
         return None
     pipe.send("started")
+    try:
+        return attempt(job, pipe)
+    except OSError as error:  # not even the log may take a line then
+        if not (sentence := full_disk(error)):
+            raise
+        pipe.send("refused", reason=sentence)
+        return None
+
+
+def attempt(job: Job, pipe: Pipe) -> Status | None:
+    """Run a job whatever happens in it.
+
+    Raises:
+        OSError: nothing can be written.
+    """
+    from harness.runner import Interrupted
+
+    started = time.time()
     job.directory.mkdir(parents=True, exist_ok=True)
     with output_to(job.directory / "run.log"):
         try:
@@ -134,6 +149,8 @@ def work(job: Job, pipe: Pipe) -> Status | None:
             pipe.send("interrupted", step=stopped.step)
             return None
         except Exception as error:
+            if full_disk(error):
+                raise
             traceback.print_exc()
             status = "out_of_memory" if isinstance(error, MemoryError) else "failed"
             write_failure(job, status, cause_of(error), started)

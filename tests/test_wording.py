@@ -1,9 +1,11 @@
 """How errors are put in words; numbers are tested where they are shown, in the report."""
 
+import errno
+
 import pytest
 
 from harness.schema import UserError
-from harness.wording import LONGEST, in_words
+from harness.wording import LONGEST, full_disk, in_words
 
 
 @pytest.mark.parametrize(
@@ -18,3 +20,18 @@ from harness.wording import LONGEST, in_words
 )
 def test_an_exception_becomes_one_line(error: Exception, said: str) -> None:
     assert in_words(error) == said
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/a/file"), "/a/file: no space left on device; mend that"),
+        (OSError(errno.EDQUOT, "Quota exceeded", "/tmp/copied", None, "/a/file"), "/a/file: quota exceeded; mend that"),
+        (OSError(errno.EROFS, "Read-only file system"), "the disk: read-only file system; mend that"),
+        (OSError(errno.EACCES, "Permission denied", "/a/file"), ""),
+        (ValueError("No space left on device"), ""),
+    ],
+)
+def test_a_full_disk_is_told_from_other_errors(error: Exception, said: str) -> None:
+    assert full_disk(error).startswith(said)
+    assert bool(full_disk(error)) == bool(said)

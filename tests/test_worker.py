@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -230,6 +231,19 @@ def test_output_comes_back_when_the_run_raises(tmp_path, capfd):
         raise ZeroDivisionError
     os.write(1, b"after\n")
     assert capfd.readouterr().out == "after\n"
+
+
+def test_a_full_disk_is_told_and_is_no_failure_of_the_run(worker, make_job):
+    """A limit on the size of a file is what a test can set of a disk."""
+    assert worker.hear() == {"kind": "ready"}
+    resource.prlimit(worker.process.pid, resource.RLIMIT_FSIZE, (0, 0))
+    job = make_job()
+    worker.tell(job)
+    assert worker.hear() == {"kind": "started"}
+    heard = worker.hear()
+    assert heard["kind"] == "refused"
+    assert "file too large; mend that and run it again, what was recorded is kept" in heard["reason"]
+    assert not (job.directory / "record.json").exists()
 
 
 def test_an_exception_is_put_in_words():
