@@ -13,6 +13,8 @@ NOTE = "mlflow.note.content"  # MLflow shows this tag as the run's description, 
 PARENT = "mlflow.parentRunId"
 STATUSES = {"finished": "FINISHED", "diverged": "FAILED", "out_of_memory": "FAILED", "failed": "FAILED"}
 HEAD = 4000  # characters of the report that a description takes at most: a tag holds 8000
+FIRST = ("train", "eval", "router")  # groups of curves that a run's page begins with
+WATCHED = "watched/"
 
 
 class Value(NamedTuple):
@@ -115,6 +117,13 @@ def dataset(spec: Mapping[str, Any]) -> Data:
     identity = canonical_json([spec["task"], spec["train"]["sampling"], spec["train"]["batch_size"], spec["seed"]])
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     return Data(kind, digest, f"{kind} ({details}), {sampling} samples, seed {spec['seed']}")
+
+
+def metric(curve: str) -> str:
+    """What a curve is called in the store. MLflow's charts stand in the order of the alphabet, so what diagnostics
+    watched has a prefix there that puts it behind scores and loss: `watched/heads/entropy.0`.
+    """
+    return curve if curve.partition("/")[0] in FIRST else f"{WATCHED}{curve}"
 
 
 def outcome_values(record: RunRecord, curves: list[dict[str, float]]) -> Iterator[Value]:
