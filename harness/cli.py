@@ -9,7 +9,6 @@ argparse instead of typer: a usage error is one sentence of ours, and `--help` c
 """
 
 import argparse
-import errno
 import json
 import math
 import os
@@ -23,13 +22,13 @@ from typing import Any, NoReturn
 from harness import commands
 from harness.commands import Answer
 from harness.schema import UserError, nearest
+from harness.wording import full_disk
 
 REFUSED, BUG, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)  # the machine's, not ours
 
 EPILOG = """exit codes: 0 done; 1 the study finished with failed runs (diagnose, doctor: something is wrong; sync:
-something was not delivered); 2 a mistake in the request, said in one sentence; 130 interrupted, state saved; 70 a
-bug."""
+something was not delivered; status of all: a plan is corrupt); 2 a mistake in the request, said in one sentence; 130
+interrupted, state saved; 70 a bug."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,11 +59,8 @@ def attempt(given: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in UNWRITABLE:
-            where, what = error.filename or "the disk", str(error.strerror).lower()
-            return _complain(
-                f"{where}: {what}; mend that and run it again, what was recorded is kept", REFUSED, as_json
-            )
+        if sentence := full_disk(error):
+            return _complain(sentence, REFUSED, as_json)
         import traceback
 
         traceback.print_exc()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from harness.locks import holder
 from harness.record import read_plan
 from harness.schema import UserError, nearest, quoted
+from harness.wording import decimal
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -244,7 +245,8 @@ def _overview(results: Path) -> Answer:
     """How far every study in a results folder has come."""
     found = {folder.name: _progress(folder) for folder in studies(results)}
     lines = [_in_a_line(name, progress) for name, progress in found.items()] or [NO_STUDY.format(results)]
-    return Answer({"studies": found}, lambda: _say(*lines))
+    is_corrupt = any("error" in progress for progress in found.values())
+    return Answer({"studies": found}, lambda: _say(*lines), INCOMPLETE if is_corrupt else DONE)
 
 
 def _progress(folder: Path) -> dict[str, Any]:
@@ -273,7 +275,7 @@ def _status_rows(data: "StudyData", compared: "pd.DataFrame") -> Iterable[list[s
             own = scores.loc[(scores["task"] == task) & (scores["variant"] == variant), "score"]
             ended = (~runs["status"].isin(("missing", "partial"))).sum()
             verdict = "baseline" if variant == baseline else verdicts.get((task, variant), "")
-            yield [task, variant, f"{ended}/{len(runs)}", f"{own.mean():.3f}" if own.notna().any() else "", verdict]
+            yield [task, variant, f"{ended}/{len(runs)}", decimal(own.mean()) if own.notna().any() else "", verdict]
 
 
 def _load(options: "Namespace") -> "StudyData":
@@ -449,7 +451,9 @@ def diagnose(options: "Namespace") -> Answer:
     with importing():
         from harness.diagnosis import of_run, of_spec
 
-    if (options.run_name is None) == (options.spec is None):
+    if options.run_name is not None and options.spec is not None:
+        raise UserError(f"{options.run_name} and --spec {options.spec} exclude each other: diagnose a run, or a spec")
+    if options.run_name is None and options.spec is None:
         raise UserError("name a run, or a preset or file with --spec; `harness diagnose --help` says more")
     _load_files(options)
     found = of_spec(options.spec) if options.spec is not None else of_run(options.run_name, options.results)

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 
 from harness.engine import Ended, Event, Job, LocalEngine, heeded_signals
 from harness.locks import holder, signed
+from harness.record import RunRecord
 from harness.results import ENDED, load_study
 from harness.schema import UserError, quoted, shown
 from harness.stats import fewest_seeds
@@ -123,6 +124,7 @@ def run_study(
     make_writable(folder)
     with locked(folder, plan.name), heeded() as signals:
         states, notices = survey(plan, folder)
+        notices += unexamined(states, folder) if diagnose else []
         display.begin(plan, states, notices + undecidable(plan))
         store = without_password(mirror.uri)
         if is_current(plan, folder, states):
@@ -166,6 +168,19 @@ def undecidable(plan: Plan) -> list[str]:
         return []
     few = f"with {seeds} seed{'s' * (seeds != 1)} no difference can be significant"
     return [f"{few}: its comparisons ({comparisons}) need {fewest} (--seeds {fewest})"]
+
+
+def unexamined(states: Mapping[str, str], folder: Path) -> list[str]:
+    """A notice where diagnostics have not looked at runs that left a model."""
+    ended = [name for name, state in states.items() if state in ("finished", "diverged")]
+    count = sum(not RunRecord.of_run(folder / "runs" / name).was_examined for name in ended)
+    if not count:
+        return []
+    return [
+        f"{count} of {len(ended)} runs that have ended were not examined: they were made without diagnostics; "
+        "`harness diagnose RUN` looks at one of them now, and one whose folder you remove from "
+        f"{folder / 'runs'} is done again and examined"
+    ]
 
 
 def mirrored(

@@ -13,6 +13,7 @@ from harness.record import RunRecord, read_curves
 from harness.results import run_id
 from harness.schema import UserError
 from harness.spec import RunSpec
+from harness.wording import in_words
 from tasks import Copy
 
 FILES = ("model.pt", "checkpoint.ckpt")  # weights, the latest first
@@ -89,11 +90,7 @@ def _load(module: TransformerModule, weights: Path) -> None:
         state: dict[str, Any] = torch.load(weights, map_location="cpu", weights_only=True)
         (module if "state_dict" in state else module.model).load_state_dict(state.get("state_dict", state))
     except Exception as error:  # a torn or foreign file raises almost anything
-        raise UserError(f"{weights}: these are not the weights of its spec ({_line(error)}); remove it") from error
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:120]
+        raise UserError(f"{weights}: these are not the weights of its spec ({in_words(error)}); remove it") from error
 
 
 def _record(folder: Path) -> RunRecord | None:

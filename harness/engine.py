@@ -152,7 +152,8 @@ class LocalEngine:
         Work goes on whether or not the next event is asked for.
 
         Raises:
-            UserError: no worker can be started, or a spec cannot be made in one: a user's file has changed or broken.
+            UserError: no worker can be started; a spec cannot be made in one, as a user's file has changed or broken;
+                or the disk is full.
         """
         left = {job.fingerprint: job for job in jobs}
         with self._lock:
@@ -253,7 +254,7 @@ class LocalEngine:
             self._happenings.put(Ended(fingerprint, message["status"]))
             worker.job = None
             self._feed()
-        elif kind == "refused":  # every other job of the file would be; the study stops, and this is no record
+        elif kind == "refused":  # as all other jobs of its file or disk would be; the study stops, no record
             self._happenings.put(UserError(message["reason"]))
             worker.job = None
 

@@ -22,6 +22,7 @@ from harness.engine import Died, Ended, Event, Interrupted, Noted, Progressed, S
 from harness.record import RunRecord, mean_score
 from harness.results import ENDED
 from harness.schema import quoted
+from harness.wording import ABSENT, decimal, probability, with_interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -435,17 +436,15 @@ def verdict_table(verdicts: "pd.DataFrame") -> Table:
     for row in verdicts.to_dict("records"):
         verdict = row["verdict"] if isinstance(row["verdict"], str) else "baseline"
         other = "" if verdict == "baseline" or row["reference"] in baselines else f" [{row['reference']}]"
-        known = not math.isnan(row["low"])
-        low, high = _decimal(row["low"], 2, "+"), _decimal(row["high"], 2, "+")
-        found = row.get("bound")  # reports of before December 2026 lack it
-        bound = f"{found} " if isinstance(found, str) else ""
+        bound = row.get("bound", "")  # reports of before December 2026 lack it
+        size = with_interval(row["difference"], row["low"], row["high"], bound=bound)
         rows.append(
             [
                 str(row["task"]),
                 f"{row['variant']}{other}",
                 _decimal(row["score"]),
-                bound + _decimal(row["difference"], 2, "+") + (f" [{low}, {high}]" if known else ""),
-                _decimal(row["p_holm"]),
+                " ".join(filter(None, map(_known, size))),
+                _known(probability(row["p_holm"])),
                 Text(verdict, STYLES.get(verdict, "")),
                 f"{row['gate_passed']}/{row['gate_of']}",
             ]
@@ -479,9 +478,13 @@ def _mean(values: Iterable[float]) -> float:
     return sum(known) / len(known) if known else math.nan
 
 
-def _decimal(value: float, digits: int = 3, sign: str = "") -> str:
-    """A number for people: the minus sign of print, and none before a zero."""
-    return "" if math.isnan(value) else f"{value:{sign}z.{digits}f}".replace("-", "−")
+def _decimal(value: float) -> str:
+    return _known(decimal(value))
+
+
+def _known(text: str) -> str:
+    """A number as the report has it, but nothing in place of its dash: a terminal is small."""
+    return "" if text == ABSENT else text
 
 
 def _rate(value: float) -> str:

@@ -160,14 +160,29 @@ def load_study(folder: Path) -> StudyData:
     if not (folder / "study.json").exists():
         raise UserError(f"{folder}: there is no study here; run `harness ablate {folder.name}` first")
     document = read_plan(folder)
-    cells = list(_records(folder, document))
+    cells = _records(folder, document)
     return StudyData(folder, document, _runs(folder, document, cells), _scores(document, cells))
 
 
-def _records(folder: Path, document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], RunRecord | None]]:
+def _records(folder: Path, document: dict[str, Any]) -> list[tuple[dict[str, Any], RunRecord | None]]:
+    """Every planned run with its record; all corrupt ones are named at once, so that nobody mends them one by one."""
+    found, corrupt = [], {}
     for cell in document["runs"]:
         directory = folder / "runs" / cell["fingerprint"]
-        yield cell, RunRecord.of_run(directory) if (directory / "record.json").exists() else None
+        try:
+            record = RunRecord.of_run(directory) if (directory / "record.json").exists() else None
+        except UserError as error:
+            corrupt[directory.name] = error
+        else:
+            found.append((cell, record))
+    if not corrupt:
+        return found
+    first = next(iter(corrupt.values()))
+    if len(corrupt) == 1:
+        raise first
+    raise UserError(
+        f"{len(corrupt)} records are corrupt, in {folder / 'runs'}: {', '.join(corrupt)}; the first, {first}"
+    )
 
 
 def _runs(folder: Path, document: dict[str, Any], cells: list[tuple[dict[str, Any], RunRecord | None]]) -> pd.DataFrame:

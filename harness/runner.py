@@ -39,6 +39,7 @@ from harness.schema import UserError, shown
 from harness.seeding import seed_global
 from harness.spec import RunSpec
 from harness.transformer import buffers_kept
+from harness.wording import full_disk, in_words
 
 __all__ = ["Interrupted", "Progress", "run"]
 
@@ -73,6 +74,7 @@ def run(
 
     Raises:
         Interrupted: after saving, when `should_stop` said yes.
+        OSError: the disk is full, or takes no writes any more.
         UserError: `spec` is no RunSpec, this machine cannot run it (no CUDA device, an attention kernel that cannot
             run), or the directory cannot be made or holds the run of another spec.
     """
@@ -160,7 +162,7 @@ class _Attempt:
         try:
             after = watched(self.spec, read_curves(self.directory / "curves.jsonl"), record, before)
         except Exception as error:  # a trained model is not lost for what is made of its curves
-            after = (unseen("detectors", _sentence(error)),)
+            after = (unseen("detectors", in_words(error)),)
         if self.watch is not None and self.watch.trouble:
             after += (unseen("watch", self.watch.trouble),)
         return record.model_copy(update={"findings": before + after})
@@ -196,9 +198,11 @@ class _Attempt:
             return "diverged", str(error)
         except Exception as error:
             if _is_out_of_memory(error):
-                return "out_of_memory", _sentence(error)
+                return "out_of_memory", in_words(error)
+            if full_disk(error):  # no outcome of the run: it goes on from its checkpoint
+                raise
             logger.exception("run %s failed", self.spec.fingerprint())
-            return "failed", f"{type(error).__name__}: {_sentence(error)}"
+            return "failed", in_words(error)
 
     def _observe(self, module: TransformerModule) -> None:
         """What can be known before training."""
@@ -325,7 +329,3 @@ def initial_loss(module: TransformerModule) -> float:
 def _is_out_of_memory(error: Exception) -> bool:
     # torch's CPU allocator raises a plain RuntimeError with these words
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-
-
-def _sentence(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from harness.schema import OWN_PACKAGES, UserError
+from harness.wording import in_words
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = "__harness_source__"  # where a loaded module keeps the text it was made from
@@ -116,7 +117,6 @@ def _sentence(file: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename == str(file):
         line = error.lineno
     where = f"{file}, line {line}" if line else str(file)
-    if isinstance(error, UserError):
-        return f"{where}: {error}"
-    message = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
-    return f"{where}: {type(error).__name__}" + (f": {message}" if message else "")
+    if isinstance(error, SyntaxError):  # in words it would name the place once more
+        return f"{where}: {type(error).__name__}: {error.msg}"
+    return f"{where}: {in_words(error)}"

@@ -1,9 +1,9 @@
 """A worker process: `python -m harness.worker FD` runs the jobs that come through a pipe until it closes.
 
 Lines of JSON in: a job each. Lines of JSON out: `ready`, then for each job `started`, `progress` … (and `note`,
-a sentence for people), and at its end `ended`, `interrupted`, or `refused` where the spec cannot be made any more,
-which is no result. The end of the input, SIGTERM and SIGHUP mean: save and exit. SIGINT means nothing here: Ctrl-C
-reaches every process of the terminal, and the one that started us decides.
+a sentence for people), and at its end `ended`, `interrupted`, or `refused` where the spec cannot be made any more or
+the disk is full, which is no result. The end of the input, SIGTERM and SIGHUP mean: save and exit. SIGINT means
+nothing here: Ctrl-C reaches every process of the terminal, and the one that started us decides.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from harness.locks import held
 from harness.record import Status
 from harness.schema import UserError
 from harness.sources import load_source
+from harness.wording import full_disk, in_words
 
 if TYPE_CHECKING:  # imported late: the pipe and the signals are heeded while torch loads
     from harness.runner import Progress
@@ -112,19 +113,34 @@ def main(handle: int) -> None:
 
 def work(job: Job, pipe: Pipe) -> Status | None:
     """Run a job and tell how it ended; its status, None if it was interrupted or refused."""
-    from harness.runner import Interrupted
-
-    started = time.time()
     if pipe.stop.is_set():
         return None
     pipe.send("started")
+    try:
+        return attempt(job, pipe)
+    except OSError as error:  # not even the log may take a line then
+        if not (sentence := full_disk(error)):
+            raise
+        pipe.send("refused", reason=sentence)
+        return None
+
+
+def attempt(job: Job, pipe: Pipe) -> Status | None:
+    """Run a job whatever happens in it.
+
+    Raises:
+        OSError: nothing can be written.
+    """
+    from harness.runner import Interrupted
+
+    started = time.time()
     job.directory.mkdir(parents=True, exist_ok=True)
     with output_to(job.directory / "run.log"):
         try:
             spec = planned(job)
         except Exception as error:
             traceback.print_exc()
-            pipe.send("refused", reason=in_words(error))
+            pipe.send("refused", reason=cause_of(error))
             return None
         try:
             with alone_in(job.directory, pipe.stop):
@@ -133,9 +149,11 @@ def work(job: Job, pipe: Pipe) -> Status | None:
             pipe.send("interrupted", step=stopped.step)
             return None
         except Exception as error:
+            if full_disk(error):
+                raise
             traceback.print_exc()
             status = "out_of_memory" if isinstance(error, MemoryError) else "failed"
-            write_failure(job, status, in_words(error), started)
+            write_failure(job, status, cause_of(error), started)
     pipe.send("ended", status=status)
     return status
 
@@ -204,13 +222,12 @@ def throttled(pipe: Pipe) -> "Callable[[Progress], None]":
     return report
 
 
-def in_words(error: Exception) -> str:
-    """What the record says about an exception; a user's mistake speaks for itself."""
-    message = " ".join(str(error).split())
+def cause_of(error: Exception) -> str:
+    """What the record says about an exception: where it was raised too, as nobody foresaw it there."""
     if isinstance(error, UserError):
-        return message
+        return in_words(error)
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {message} ({Path(place.filename).name}, line {place.lineno})"
+    return f"{in_words(error)} ({Path(place.filename).name}, line {place.lineno})"
 
 
 @contextlib.contextmanager

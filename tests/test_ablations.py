@@ -11,11 +11,11 @@ import pytest
 from harness.conduct import check_comparisons
 from harness.locate import ablation_files, find_ablation
 from harness.report import write_report
-from harness.report.wording import markdown
 from harness.results import load_study
 from harness.runner import run
 from harness.stats import fewest_seeds
 from harness.study import make_plan, write_plan
+from harness.wording import markdown
 
 NAMES = sorted(ablation_files())
 

@@ -382,7 +382,7 @@ def test_status_without_a_name_has_a_line_a_study(study: Path, call: Caller) -> 
     with (study / "results/mine/lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, out, _ = call("status", "--results", study / "results")
-    assert code == 0
+    assert code == 1
     broken, mine = out.splitlines()
     assert "broken/study.json is corrupt (it plans no runs); run the study again" in broken
     assert mine.startswith("mine (budget smoke): 3 of 4 runs have ended; it is being run by process ")

@@ -18,9 +18,10 @@ import pytest
 from small_study import small
 
 from harness.cli import main
-from harness.conduct import Nobody, locked, resolve_jobs, run_study
+from harness.conduct import Nobody, locked, resolve_jobs, run_study, unexamined
 from harness.engine import Ended, Event
 from harness.progress import PlainLines, console
+from harness.record import RunRecord
 from harness.results import load_study
 from harness.schema import UserError
 from harness.study import Ablation, Budget, make_plan
@@ -97,7 +98,9 @@ ablation = Ablation(
 
 
 @pytest.mark.slow
-def test_without_diagnostics_nobody_looks_and_records_say_so(tmp_path: Path) -> None:
+def test_without_diagnostics_nobody_looks_and_records_and_the_next_invocation_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     asked = ["ablate", str(tmp_path / "mine.py"), "--budget", "smoke", "--results", str(tmp_path), "--jobs", "1"]
     assert main([*asked, "--no-diagnostics"]) == 0
@@ -105,6 +108,27 @@ def test_without_diagnostics_nobody_looks_and_records_say_so(tmp_path: Path) -> 
     assert runs["diagnostics"].tolist() == ["off", "off"]
     assert runs["diagnosis"].tolist() == ["", ""]
     assert not (tmp_path / "mine" / "probes").exists()
+    notice = "2 of 2 runs that have ended were not examined"
+    assert main([*asked, "--no-diagnostics"]) == 0
+    assert notice not in capsys.readouterr().err
+    assert main(asked) == 0
+    said = capsys.readouterr().err
+    assert f"{notice}: they were made without diagnostics; `harness diagnose RUN` looks at one of them now" in said
+    assert f"from {tmp_path / 'mine/runs'} is done again" in said
+    assert "the report is up to date" in said
+
+
+def test_runs_that_left_no_model_are_not_missed_by_diagnostics(finished: tuple[Path, Watcher], tmp_path: Path) -> None:
+    document = json.loads(next(finished[0].glob("small/runs/*/record.json")).read_text())
+    assert document["ledger"]["diagnostics"] != "off"
+    ledgers = {"watched": document["ledger"], "older": {}, "off": {"diagnostics": "off"}}
+    for name, ledger in ledgers.items():
+        record = document | {"fingerprint": name, "ledger": ledger, "findings": []}
+        RunRecord.model_validate(record).write(tmp_path / "runs" / name / "record.json")
+    states = dict.fromkeys(ledgers, "finished") | {"lost": "failed", "to come": "missing"}
+    (said,) = unexamined(states, tmp_path)
+    assert said.startswith("2 of 3 runs that have ended were not examined")
+    assert unexamined({"watched": "finished"}, tmp_path) == []
 
 
 def test_every_run_is_in_the_store_under_the_id_that_runs_csv_names(finished: tuple[Path, Watcher]) -> None:

@@ -357,3 +357,16 @@ def test_the_verdict_table_shows_the_report_s_rows() -> None:
     with console.capture() as captured:
         console.print(verdict_table(pd.DataFrame(rows).drop(columns="bound")))  # of a report that is a version older
     assert "0.900 +0.50" in re.sub(r"\x1b\[[0-9;]*m", "", captured.get())
+
+
+def test_the_verdict_table_loses_no_sign_of_a_small_effect() -> None:
+    row = {"task": "copy", "variant": "RoPE", "reference": "original", "score": 0.4, "gate_passed": 1, "gate_of": 1}
+    small = {"difference": -0.004, "low": -0.009, "high": 0.001, "p_holm": 0.0004, "verdict": "worse"}
+    none = {"difference": -0.0001, "low": -0.0002, "high": 0.0, "p_holm": 0.5, "verdict": "undecided"}
+    console = screen(80)
+    with console.capture() as captured:
+        console.print(verdict_table(pd.DataFrame([row | small, row | none])))
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", captured.get()).splitlines()
+    assert "−0.004 [−0.009, +0.001] " in lines[1]
+    assert " < 0.001 worse" in lines[1]
+    assert " 0.000 [0.000, 0.000] " in lines[2]

@@ -40,7 +40,10 @@ from harness.report.tables import (
     seed_differences,
     verdicts,
 )
-from harness.report.wording import (
+from harness.results import StudyData, load_study
+from harness.schema import flatten
+from harness.stats import compare
+from harness.wording import (
     beside_baseline,
     decimal,
     difference,
@@ -50,9 +53,6 @@ from harness.report.wording import (
     seconds,
     with_interval,
 )
-from harness.results import StudyData, load_study
-from harness.schema import flatten
-from harness.stats import compare
 
 # A realistic study, written to disk as runs leave it
 

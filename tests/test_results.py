@@ -153,3 +153,14 @@ def test_a_record_that_is_another_run_s_is_refused_not_averaged(study: Path) -> 
     second.write_text(first.read_text())
     with pytest.raises(UserError, match=f"{second}: this is the record of another run"):
         load_study(study)
+
+
+def test_all_corrupt_records_are_named_at_once(study: Path) -> None:
+    first, second = (cell.fingerprint for cell in plan().cells[:2])
+    for name in (first, second):
+        (study / "runs" / name / "record.json").write_text("{")
+    with pytest.raises(UserError) as caught:
+        load_study(study)
+    said = f"2 records are corrupt, in {study / 'runs'}: {first}, {second}; the first, {study / 'runs' / first}/record"
+    assert str(caught.value).startswith(said)
+    assert str(caught.value).endswith("; run the study again, which sets it aside and does that run anew")

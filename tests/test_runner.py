@@ -1,5 +1,6 @@
 """Runs as pure functions of their specs: interrupted, killed or left alone, the bits are the same."""
 
+import errno
 import json
 import math
 import os
@@ -22,6 +23,7 @@ from harness.components.kernel import Flash, Math
 from harness.components.norm import BatchNorm
 from harness.components.position import Learned, NoPE, RoPE, T5Bias
 from harness.evaluate import ANSWERED
+from harness.journal import Journal
 from harness.module import TransformerModule
 from harness.record import RunRecord, read_curves
 from harness.runner import Interrupted, Progress, run
@@ -282,6 +284,16 @@ def test_an_exception_in_a_component_is_a_failed_run(caplog: pytest.LogCaptureFi
     assert record.status == "failed"
     assert record.cause == "RuntimeError: this component is broken"
     assert "Traceback" in caplog.text
+
+
+def test_a_full_disk_is_no_outcome_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "curves.jsonl")
+
+    monkeypatch.setattr(Journal, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(tiny(), directory=tmp_path)
+    assert not (tmp_path / "record.json").exists()
 
 
 def test_running_out_of_memory_is_told_apart() -> None:

@@ -368,6 +368,21 @@ def test_more_points_than_mlflow_takes_at_once(study, uri):
     assert len(rows(uri)["sinusoidal · copy · seed 0"]["metrics"]["train/loss"]) == 1199
 
 
+def test_loss_and_scores_come_before_what_diagnostics_watched(study, uri):
+    """In MLflow's charts, which follow the alphabet, and in its overview, which follows what it received."""
+    fingerprint = study.fingerprints[0]
+    study.train(fingerprint, 0, 10)
+    path = study.path(fingerprint) / "curves.jsonl"
+    watched = {"step": 0, "time": T0, "feedforward/dead.0": 0.5, "heads/entropy.0": 0.9}
+    path.write_text(json.dumps(watched) + "\n" + path.read_text())
+    Mirror(uri, study.folder).deliver()
+    metrics = list(rows(uri)["sinusoidal · copy · seed 0"]["metrics"])
+    assert metrics[0].startswith("train/")
+    assert metrics[-2:] == ["watched/feedforward/dead.0", "watched/heads/entropy.0"]
+    assert sorted(metrics)[-2:] == metrics[-2:]
+    assert "feedforward/dead.0" in path.read_text()
+
+
 def forget(study):
     """Lose every note of what was received."""
     for path in study.folder.rglob("mirror.json"):

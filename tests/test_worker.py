@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from harness.engine import ROOT, STOP_SIGNALS, Job
 from harness.record import RunRecord, read_curves
 from harness.schema import UserError
 from harness.sources import load_source
-from harness.worker import alone_in, in_words, output_to, throttled
+from harness.worker import alone_in, cause_of, output_to, throttled
 
 # A user's file with levels that behave badly: where `answer` is called, training or evaluation is under way.
 SOURCE = """
@@ -232,12 +233,25 @@ def test_output_comes_back_when_the_run_raises(tmp_path, capfd):
     assert capfd.readouterr().out == "after\n"
 
 
+def test_a_full_disk_is_told_and_is_no_failure_of_the_run(worker, make_job):
+    """A limit on the size of a file is what a test can set of a disk."""
+    assert worker.hear() == {"kind": "ready"}
+    resource.prlimit(worker.process.pid, resource.RLIMIT_FSIZE, (0, 0))
+    job = make_job()
+    worker.tell(job)
+    assert worker.hear() == {"kind": "started"}
+    heard = worker.hear()
+    assert heard["kind"] == "refused"
+    assert "file too large; mend that and run it again, what was recorded is kept" in heard["reason"]
+    assert not (job.directory / "record.json").exists()
+
+
 def test_an_exception_is_put_in_words():
     def caught(error):
         try:
             raise error
         except type(error) as raised:
-            return in_words(raised)
+            return cause_of(raised)
 
     assert caught(UserError("a user's mistake")) == "a user's mistake"
     assert caught(OSError("two\nlines")).startswith("OSError: two lines (test_worker.py, line ")

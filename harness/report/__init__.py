@@ -32,7 +32,7 @@ from harness.report.inside import inside_pictures
 from harness.report.look import drawing
 from harness.report.page import compose
 from harness.report.tables import Findings, findings, outcome_counts, runs_table, scores_table
-from harness.report.wording import PENDING, markdown
+from harness.wording import PENDING, markdown
 
 if TYPE_CHECKING:
     from harness.results import StudyData

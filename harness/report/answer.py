@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from harness.report.tables import bounds, missed_gate, outcome_counts, records, variants_of
-from harness.report.wording import (
+from harness.results import LEARNING_TIME
+from harness.schema import quoted
+from harness.stats import fewest_seeds
+from harness.wording import (
     FAILURES,
     PENDING,
     STATUSES,
@@ -16,9 +19,6 @@ from harness.report.wording import (
     span,
     with_interval,
 )
-from harness.results import LEARNING_TIME
-from harness.schema import quoted
-from harness.stats import fewest_seeds
 
 if TYPE_CHECKING:
     from harness.results import StudyData

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.report.wording import ABSENT
+from harness.wording import ABSENT
 
 NUMERIC = re.compile(rf"^({ABSENT}|\[?([<≥≤≈] )?[+−]?[\d∞].*)$")
 

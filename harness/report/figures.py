@@ -25,8 +25,8 @@ from harness.report.tables import (
     variants_of,
     versus,
 )
-from harness.report.wording import PENDING, listed, metric_name, ranges
 from harness.results import IN_DISTRIBUTION, LEARNING_TIME
+from harness.wording import PENDING, listed, metric_name, ranges
 
 Look = dict[str, Style]
 

@@ -9,8 +9,8 @@ import pandas as pd
 
 from harness.report.answer import DECIDED
 from harness.report.tables import records
-from harness.report.wording import FAILURES, STATUSES, difference, is_known, listed, markdown, seen_phrase
 from harness.schema import quoted
+from harness.wording import FAILURES, STATUSES, difference, is_known, listed, markdown, seen_phrase
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from harness.report.figures import Picture
 from harness.report.look import INK, MUTED, PAGE, safe
 from harness.report.tables import Findings, records, variants_of
+from harness.wording import decimal
 
 Floats = npt.NDArray[np.float64]
 
@@ -294,7 +295,8 @@ def describe_codes(name: str, codes: Floats) -> str:
     if len(codes) > 2:
         neighbours, far = similar.diagonal(1).mean(), similar[0, -1]
         parts.append(
-            f"neighbours have similarity {neighbours:.2f} on average, the first and the last position {far:.2f}"
+            f"neighbours have similarity {decimal(neighbours, 2)} on average, "
+            f"the first and the last position {decimal(far, 2)}"
         )
         if _depends_on_distance(similar):
             parts.append("similarity depends on the distance alone, so all curves lie on one")

@@ -19,7 +19,10 @@ from harness.report.tables import (
     variants_of,
     versus,
 )
-from harness.report.wording import (
+from harness.results import IN_DISTRIBUTION, LEARNING_TIME
+from harness.schema import flatten, is_within, quoted
+from harness.stats import MOST_SEEDS, fewest_seeds
+from harness.wording import (
     ABSENT,
     MEANINGS,
     STATUSES,
@@ -38,9 +41,6 @@ from harness.report.wording import (
     whole,
     with_interval,
 )
-from harness.results import IN_DISTRIBUTION, LEARNING_TIME
-from harness.schema import flatten, is_within, quoted
-from harness.stats import MOST_SEEDS, fewest_seeds
 
 SYMBOLS = {"better": "▲", "worse": "▼", "equivalent": "=", "undecided": "?"}
 LABELS = {

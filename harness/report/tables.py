@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
 
-from harness.report.wording import PENDING, is_known, ranges
 from harness.results import IN_DISTRIBUTION, LEARNING_TIME
 from harness.schema import flatten
 from harness.stats import summary_interval
+from harness.wording import PENDING, is_known, ranges
 
 if TYPE_CHECKING:
     from harness.results import StudyData

@@ -1,18 +1,20 @@
 """What is said about a run: its files on disk as parameters, tags, metrics and texts. Plain data in, plain data out."""
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from harness.record import Diagnosed, RunRecord
 from harness.schema import canonical_json, flatten, quoted
 from harness.tracking.received import Label
+from harness.wording import decimal
 
 NOTE = "mlflow.note.content"  # MLflow shows this tag as the run's description, as Markdown
 PARENT = "mlflow.parentRunId"
 STATUSES = {"finished": "FINISHED", "diverged": "FAILED", "out_of_memory": "FAILED", "failed": "FAILED"}
 HEAD = 4000  # characters of the report that a description takes at most: a tag holds 8000
+FIRST = ("train", "eval", "router")  # groups of curves that a run's page begins with
+WATCHED = "watched/"
 
 
 class Value(NamedTuple):
@@ -117,6 +119,13 @@ def dataset(spec: Mapping[str, Any]) -> Data:
     return Data(kind, digest, f"{kind} ({details}), {sampling} samples, seed {spec['seed']}")
 
 
+def metric(curve: str) -> str:
+    """What a curve is called in the store. MLflow's charts stand in the order of the alphabet, so what diagnostics
+    watched has a prefix there that puts it behind scores and loss: `watched/heads/entropy.0`.
+    """
+    return curve if curve.partition("/")[0] in FIRST else f"{WATCHED}{curve}"
+
+
 def outcome_values(record: RunRecord, curves: list[dict[str, float]]) -> Iterator[Value]:
     """Final metrics and ledger at the last step, named as in runs.csv; each score as a metric whose step is the length.
 
@@ -144,8 +153,8 @@ def run_text(study: Mapping[str, Any], label: Label, record: RunRecord | None) -
         lines.append(f"Ended **{record.status.replace('_', ' ')}**: {record.cause}")
     if record is not None and record.status == "finished":
         lines.append(
-            f"Exact match {_number(record.final.get('eval/in_distribution'))} at the training lengths, "
-            f"{_number(record.final.get('eval/extrapolation'))} beyond them."
+            f"Exact match {decimal(record.final.get('eval/in_distribution'))} at the training lengths, "
+            f"{decimal(record.final.get('eval/extrapolation'))} beyond them."
         )
     for found in record.findings if record is not None else ():
         if found.alarm:
@@ -184,7 +193,3 @@ def report_head(report: str) -> list[str]:
     while sum(map(len, head)) > HEAD:
         head.pop()
     return head
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None or math.isnan(value) else f"{value:.3f}"

@@ -19,7 +19,9 @@ from harness.tracking import received as ledger
 from harness.tracking.content import (
     NOTE,
     PARENT,
+    WATCHED,
     dataset,
+    metric,
     outcome_tags,
     outcome_values,
     parameters,
@@ -212,6 +214,7 @@ class Delivery:
         for first in range(0, max(len(new), bool(params)), at_once):
             lines = new[first : first + at_once]
             points = [point for line in lines for point in _points(line)]
+            points.sort(key=lambda point: point.key.startswith(WATCHED))  # MLflow's overview has what came first on top
             self.store.send(received.run_id, points=points, params=params)
             if params:
                 self.store.name_data(received.run_id, *dataset(run.spec))
@@ -304,7 +307,7 @@ def _points(line: dict[str, float]) -> Iterator[Point]:
     """The metrics of a line of curves.jsonl."""
     for key, value in line.items():
         if key not in ("step", "time") and isinstance(value, int | float):
-            yield Point(key, float(value), int(line["time"]), int(line["step"]))
+            yield Point(metric(key), float(value), int(line["time"]), int(line["step"]))
 
 
 def _stage_image(staged: Path, attention: Path, step: int, run: RunFolder, label: Label) -> None:

@@ -12,8 +12,8 @@ from harness.report.chapters.chapter import Chapter
 from harness.report.figures import Look, Picture
 from harness.report.look import PAGE, key, legend, styles
 from harness.report.tables import Findings, records, reference_of, variants_of, versus
-from harness.report.wording import listed, quantity, whole
 from harness.schema import quoted
+from harness.wording import listed, quantity, whole
 
 SHOWN = (1024, 16_384)  # tokens at which the table stands
 PANELS = {  # column of costs.csv -> title, unit

@@ -8,7 +8,7 @@ from harness.report.blocks import Block, Items, Text
 from harness.report.chapters.chapter import Chapter
 from harness.report.figures import Picture
 from harness.report.tables import RUN, Findings, records, which
-from harness.report.wording import counted
+from harness.wording import counted
 
 ORDER = (
     "An alarm is something declared that is broken, or something unusual in a run that came to harm; alarms stand in "

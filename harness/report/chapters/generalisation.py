@@ -13,9 +13,9 @@ from harness.report.chapters.chapter import Chapter
 from harness.report.figures import Picture, mean_and_interval, offsets, rows_figure
 from harness.report.look import MUTED, legend, safe, styles
 from harness.report.tables import RUN, Findings, summaries, variants_of
-from harness.report.wording import beside_baseline, decimal, interval
 from harness.results import IN_DISTRIBUTION
 from harness.stats import summary_interval
+from harness.wording import beside_baseline, decimal, interval
 
 SEEN, GAP, CALIBRATION = "seen/exact_match", "gap", "eval/calibration_error"
 COLUMNS = {

@@ -17,9 +17,9 @@ from harness.report.figures import Picture, mean_and_interval, rows_figure
 from harness.report.inside import Maps, file_name, read_maps
 from harness.report.look import MUTED, PAGE, legend, safe, styles
 from harness.report.tables import Findings, records, variants_of
-from harness.report.wording import decimal, interval
 from harness.schema import is_within
 from harness.stats import summary_interval
+from harness.wording import decimal, interval
 
 Floats = npt.NDArray[np.float64]
 

@@ -20,7 +20,7 @@ from harness.report.chapters.chapter import Chapter
 from harness.report.figures import Picture, label_left
 from harness.report.look import INK, MUTED, Style, key, legend, panels, styles
 from harness.report.tables import Findings, field_of, variants_of
-from harness.report.wording import ABSENT, decimal, metric_name, span
+from harness.wording import ABSENT, decimal, metric_name, span
 
 REACHED = (0, (4, 2))  # the dashes of the line at the reach
 COLUMNS = ["variant", "task", "seed", "tokens", "reach", "score"]

@@ -15,9 +15,9 @@ from harness.report.chapters.chapter import Chapter
 from harness.report.figures import SEED_WIDTH, Look, Picture, binned, curves_panel, label_left
 from harness.report.look import MUTED, PAGE, key, legend, panels, safe, styles
 from harness.report.tables import RUN, Findings, field_of, records, variants_of
-from harness.report.wording import ABSENT, decimal, interval, is_known, metric_name, whole
 from harness.schema import quoted
 from harness.stats import summary_interval
+from harness.wording import ABSENT, decimal, interval, is_known, metric_name, whole
 
 PREFIX = "router/"
 LAST = 0.1  # share of a run's steps, the last ones, over which a curve counts as its end

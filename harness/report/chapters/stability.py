@@ -21,9 +21,9 @@ from harness.report.chapters.chapter import Chapter
 from harness.report.figures import Picture, label_left, rows_figure
 from harness.report.look import INK, MUTED, Style, key, legend, panels, safe, styles
 from harness.report.tables import RUN, Findings, field_of, gate_passed, records, variants_of
-from harness.report.wording import ABSENT, counted, decimal, interval, listed, plain, span
 from harness.schema import quoted
 from harness.stats import clopper_pearson
+from harness.wording import ABSENT, counted, decimal, interval, listed, plain, span
 
 if TYPE_CHECKING:
     from harness.results import StudyData

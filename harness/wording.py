@@ -1,13 +1,16 @@
-"""Numbers and names as people read them, in the page and in the figures."""
+"""Numbers, names and errors as people read them: in tables, pages, figures and records."""
 
+import errno
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from harness.schema import quoted
+from harness.schema import UserError, quoted
 
 ABSENT = "–"
 MINUS = "−"
+LONGEST = 300  # characters of an error's message: what lies below it, torch above all, can fill pages
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 METRICS = {
     "exact_match": "exact match",
@@ -179,6 +182,22 @@ def seen_phrase(findings: Iterable[str]) -> str:
 def metric_name(metric: str) -> str:
     """A metric as people say it."""
     return METRICS.get(metric, metric.replace("_", " "))
+
+
+def in_words(error: BaseException) -> str:
+    """An exception on one line. A user's mistake speaks for itself, and whole: its sentence ends with the remedy."""
+    message = " ".join(str(error).split())
+    if isinstance(error, UserError):
+        return message
+    return f"{type(error).__name__}: {message[:LONGEST]}" if message else type(error).__name__
+
+
+def full_disk(error: BaseException) -> str:
+    """What to say of an error that means that a disk takes no more, which is no run's fault; empty of any other."""
+    if not isinstance(error, OSError) or error.errno not in UNWRITABLE:
+        return ""
+    where, what = error.filename2 or error.filename or "the disk", str(error.strerror).lower()  # a copy names both ends
+    return f"{where}: {what}; mend that and run it again, what was recorded is kept"
 
 
 def markdown(text: str) -> str:
