@@ -15,11 +15,6 @@ Speaks = Literal["always", "of harm", "aside"]
 SAID = {"always": "", "of harm": "; an alarm where training came to harm", "aside": "; never an alarm"}
 
 
-def in_words(error: Exception) -> str:
-    """An exception as a sentence, for a remark about what could not be looked at."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
 @dataclass(frozen=True)
 class Measured:
     """What a probe measured.

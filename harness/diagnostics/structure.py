@@ -11,11 +11,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from harness.diagnostics.catalogue import PROBES
 from harness.diagnostics.detectors import DETECTORS, detect
-from harness.diagnostics.finding import Probe, in_words
+from harness.diagnostics.finding import Probe
 from harness.diagnostics.history import history_of
 from harness.diagnostics.subject import Subject, one_thread, subject_of
 from harness.record import Diagnosed, RunRecord, write_atomically
 from harness.spec import RunSpec
+from harness.wording import in_words
 
 NAMES = [probe.name for probe in PROBES] + [detector.name for detector in DETECTORS]
 RANKS = {name: rank for rank, name in enumerate(NAMES)}

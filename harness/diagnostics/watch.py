@@ -9,7 +9,6 @@ import pytorch_lightning as pl
 import torch
 
 from harness.diagnostics.contract import Contract, DeclaredStep, declared_step, gradient_error, same_batch
-from harness.diagnostics.finding import in_words
 from harness.diagnostics.signals import (
     Signals,
     Surprise,
@@ -25,6 +24,7 @@ from harness.diagnostics.signals import (
 )
 from harness.diagnostics.subject import Subject
 from harness.module import TransformerModule
+from harness.wording import in_words
 from tasks.task import Batch
 
 OBSERVATIONS = 8  # looks inside of a run

@@ -31,6 +31,7 @@ def row(kind: str, fault: str, named: list[str], alarms: list[str], accuracy: fl
         "half": EVALUATION,
         "named": [named] if named else [],
         "alarms": alarms,
+        "remarks": ["spike"] if kind == "healthy" else [],
         "accuracy": accuracy,
         "detected": 10,
         "first": first,
@@ -109,6 +110,7 @@ def test_what_is_published_can_be_read(tmp_path: Path) -> None:
     page = (tmp_path / "report.md").read_text()
     assert "| rate too high (broken) | 1 | learning_rate_fit | 0.50 | spike | 10 | no |" in page
     assert "- post, Copy, seed 100: spike" in page
+    assert "came to harm: spike (2)." in page
     assert len(pd.read_csv(tmp_path / "cases.csv")) == len(TABLE)
 
 

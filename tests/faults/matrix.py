@@ -11,7 +11,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -109,6 +110,8 @@ PAIRS = (
     ("labels of others", "dropout in training"),
     ("frozen late", "β₁ changed"),
     ("plain descent", "labels of others"),
+    ("gradients multiplied", "β₂ changed"),
+    ("targets shifted late", "rate too low"),
 )
 TRAINED = {fault.name: fault for fault in (*BROKEN, *UNWISE)}
 
@@ -126,7 +129,14 @@ def _examined(case: Case) -> dict[str, Any]:
     module = fault.module(case.seed)
     fault.patch(module, case.strength)
     alarms = [finding.probe.name for finding in examine(subject_of(module.spec, module)) if finding.alarms]
-    return {"named": [[fault.named]], "alarms": alarms, "status": "", "accuracy": float("nan"), "detected": 0}
+    return {
+        "named": [[fault.named]],
+        "alarms": alarms,
+        "remarks": [],
+        "status": "",
+        "accuracy": float("nan"),
+        "detected": 0,
+    }
 
 
 def _trained(case: Case) -> dict[str, Any]:
@@ -247,6 +257,16 @@ def by_fault(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def outside(table: pd.DataFrame) -> dict[str, int]:
+    """In how many healthy runs that pass their gate each detector's measure lies outside of its bounds, alarm or not:
+    what speaks only of harm cannot alarm there.
+    """
+    healthy = table[(table["kind"] == "healthy") & (table["accuracy"] >= GATE)]
+    both = zip(healthy["alarms"], healthy["remarks"], strict=True)
+    said = [name for alarms, remarks in both for name in {*alarms, *remarks}]
+    return dict(Counter(said).most_common())
+
+
 def confusion(table: pd.DataFrame) -> pd.DataFrame:
     """Cases by the alarm that should be first (rows; *nothing* for healthy runs) and the one that was."""
     single = table[(table["kind"] != "pair") & ~((table["kind"] == "healthy") & (table["accuracy"] < GATE))]
@@ -325,11 +345,18 @@ def report(table: pd.DataFrame, command: str) -> str:
         "",
         *([f"- {r['fault']}: {', '.join(r['alarms'])}" for r in alarms.to_dict("records")] or ["None."]),
         "",
+        "Outside of their bounds in healthy runs, as a rule without an alarm, as detectors of what is unusual alarm only "
+        f"where training came to harm: {_counted(outside(half)) or 'none'}.",
+        "",
         f"{len(failed)} more runs without a fault missed their gate and are no healthy ones; named first in them: "
-        f"{', '.join(f'{name} ({count})' for name, count in failed['first'].value_counts().items()) or 'nothing'}.",
+        f"{_counted(failed['first'].value_counts().to_dict()) or 'nothing'}.",
         "",
     ]
     return "\n".join(lines)
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} ({count})" for name, count in counts.items())
 
 
 def _markdown(table: pd.DataFrame, name: str) -> str:
