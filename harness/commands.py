@@ -475,7 +475,7 @@ def diagnose(options: "Namespace") -> Answer:
                 _say(f"(unusual, and often healthy) {finding.lines()[0]}", finding.lines()[1])
         looked = sum(finding.measured for finding in findings)
         seconds = sum(finding.seconds for finding in findings)
-        said = f"{len(alarms)} of them alarm" if alarms else "none of them alarms"
+        said = {0: "none of them alarms", 1: "one of them alarms"}.get(len(alarms), f"{len(alarms)} of them alarm")
         rest = f"{len(findings) - looked} do not apply ({seconds:.1f} s)"
         _say(f"{looked} probes and detectors looked at it, {said}; {rest}")
 

@@ -184,6 +184,11 @@ def metric_name(metric: str) -> str:
     return METRICS.get(metric, metric.replace("_", " "))
 
 
+def at(where: str) -> str:
+    """A place behind what was found there; some are named with their preposition."""
+    return "" if not where else f" {where}" if where.startswith(("in ", "behind ")) else f" at {where}"
+
+
 def in_words(error: BaseException) -> str:
     """An exception on one line. A user's mistake speaks for itself, and whole: its sentence ends with the remedy."""
     message = " ".join(str(error).split())

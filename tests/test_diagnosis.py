@@ -90,7 +90,7 @@ def test_the_command_says_what_alarms(folder: Path, tmp_path: Path, capsys: pyte
     assert "none of them alarms" in capsys.readouterr().out
     assert main(["diagnose", SPEC.fingerprint(), "--results", str(folder.parents[2])]) == 1
     said = capsys.readouterr().out
-    assert "1 of them alarm" in said
+    assert "one of them alarms" in said
     assert "not_learned: the task is not learned" in said  # after five steps
     (tmp_path / "model.json").write_text(json.dumps(SPEC.document() | {"train": {"learning_rate": 1e-7}}))
     assert main(["diagnose", "--spec", str(tmp_path / "model.json"), "--overfit", "--json"]) == 1

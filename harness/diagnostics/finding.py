@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from harness.record import Diagnosed
+from harness.wording import at
 
 Examined = TypeVar("Examined")  # a Subject before training, a History after it
 Speaks = Literal["always", "of harm", "aside"]
@@ -159,10 +160,9 @@ class Finding:
         """An alarm or a remark for people: the symptom with its number, the likely cause, what to try."""
         assert isinstance(self.found, Measured)
         probe, found = self.probe, self.found
-        place = f", at {found.where}" if found.where else ""
         return [
             f"{probe.name}: {probe.symptom}",
-            f"  seen: {probe.measures}: {found.value:.3g} (healthy: {probe.healthy}){place}",
+            f"  seen: {probe.measures}: {found.value:.3g} (healthy: {probe.healthy}){',' * bool(found.where)}{at(found.where)}",
             f"  cause: {self.cause}",
             f"  try: {probe.remedy}",
         ]

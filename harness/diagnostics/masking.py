@@ -26,7 +26,7 @@ def causal_leak(subject: Subject) -> Measured | NotApplicable:
     leaks = {way: _leak(subject, logits) for way, logits in _ways(subject)}
     worst = max(leaks, key=leaks.__getitem__)
     if leaks["in evaluation mode"] > MOVED:
-        return Measured(leaks[worst], worst, _hiding(subject) or mistake(subject), leaks)
+        return Measured(leaks[worst], worst, _hiding(subject) or mistake(subject) or _elsewhere(subject), leaks)
     return Measured(leaks[worst], worst, f"tokens ahead are seen {worst} only" if leaks[worst] else "", leaks)
 
 
@@ -49,6 +49,13 @@ def _hiding(subject: Subject) -> str:
         if call.mask is not None and bool((call.mask.expand_as(logits)[..., ahead] < -1).all()):
             return "the mask adds a finite number, which is too small to hide a key"
     return ""
+
+
+def _elsewhere(subject: Subject) -> str:
+    """What is left where every attention sublayer is seen to hide what lies ahead."""
+    seen = [seen for site, seen in seen_by(subject) if site.causal]
+    hidden = seen and not any(bool(each.triu(1).any()) for each in seen)
+    return "attention hides tokens ahead: something else hands them on, such as a norm over the sequence" * bool(hidden)
 
 
 def _ways(subject: Subject) -> Iterator[tuple[str, Logits]]:

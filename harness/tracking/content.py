@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from harness.record import Diagnosed, RunRecord
 from harness.schema import canonical_json, flatten, quoted
 from harness.tracking.received import Label
-from harness.wording import decimal
+from harness.wording import at, decimal
 
 NOTE = "mlflow.note.content"  # MLflow shows this tag as the run's description, as Markdown
 PARENT = "mlflow.parentRunId"
@@ -90,8 +90,7 @@ def outcome_tags(record: RunRecord) -> dict[str, str]:
 
 def _finding(found: Diagnosed) -> str:
     """`alarm: 3.2 at layer 1 (healthy: at most 1)`."""
-    place = f" at {found.where}" if found.where else ""
-    return f"{'alarm' if found.alarm else 'remark'}: {found.value:.3g}{place} (healthy: {found.healthy})"
+    return f"{'alarm' if found.alarm else 'remark'}: {found.value:.3g}{at(found.where)} (healthy: {found.healthy})"
 
 
 def hardware(environment: Mapping[str, str]) -> str:

@@ -126,6 +126,16 @@ def assert_healthy(fault: Fault) -> None:
     assert _healthy(fault.module().spec) == []
 
 
+def test_a_leak_outside_of_attention_is_not_put_down_to_the_mask() -> None:
+    (fault,) = (fault for fault in FAULTS if fault.name == "norm_over_the_sequence")
+    module = fault.module()
+    fault.patch(module, 0.1)
+    (first, *_) = (finding for finding in found_in(module) if finding.alarms)
+    assert first.probe.name == "causal_leak"
+    assert first.cause.startswith("attention hides tokens ahead: something else hands them on")
+    assert "at most 1e-05), in " in first.lines()[1]
+
+
 def test_every_probe_is_needed() -> None:
     untried = {"masked_row", "accumulation_parity", "overfit_one_batch"}  # below
     assert {fault.named for fault in FAULTS} | untried == {probe.name for probe in PROBES}

@@ -79,6 +79,13 @@ def named_first(fault: TrainingFault, strength: float) -> None:
     assert record.diagnosis in fault.named, [(found.probe, found.alarm, found.value) for found in record.findings]
 
 
+def test_of_two_faults_both_act_and_both_are_named() -> None:
+    one, other = shortened("frozen late", FEW), shortened("β₁ changed", FEW)
+    with one.injected(20.0), other.injected(0.8):
+        alarms = {found.probe for found in diagnosed(one.spec(20.0, seed=0)).findings if found.alarm}
+    assert {"gradient_fit", "optimizer_fit"} <= alarms
+
+
 CASES = [pytest.param(*case, id=case[0]) for case in QUICK]
 CASES += [pytest.param(*case, id=case[0], marks=pytest.mark.slow) for case in OTHERS]
 

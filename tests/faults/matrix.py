@@ -345,8 +345,8 @@ def report(table: pd.DataFrame, command: str) -> str:
         "",
         *([f"- {r['fault']}: {', '.join(r['alarms'])}" for r in alarms.to_dict("records")] or ["None."]),
         "",
-        "Outside of their bounds in healthy runs, as a rule without an alarm, as detectors of what is unusual alarm only "
-        f"where training came to harm: {_counted(outside(half)) or 'none'}.",
+        "Outside of their bounds in healthy runs, as a rule without an alarm, as detectors of what is unusual alarm "
+        f"only where training came to harm: {_counted(outside(half)) or 'none'}.",
         "",
         f"{len(failed)} more runs without a fault missed their gate and are no healthy ones; named first in them: "
         f"{_counted(failed['first'].value_counts().to_dict()) or 'nothing'}.",

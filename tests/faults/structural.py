@@ -473,6 +473,13 @@ def norm_over_the_batch(module: TransformerModule, strength: float) -> None:
         block.feedforward.forward = lambda x, own=own: own(x - 0.1 * strength * x.mean((0, 1), keepdim=True))
 
 
+def norm_over_the_sequence(module: TransformerModule, strength: float) -> None:
+    """Tokens ahead are seen, though attention hides them."""
+    for block in module.model.blocks:
+        own = block.feedforward.forward
+        block.feedforward.forward = lambda x, own=own: own(x - 0.1 * strength * x.mean(1, keepdim=True))
+
+
 def capacity_over_the_batch(module: TransformerModule, strength: float) -> None:
     def greedy(self: Any, chosen: Tensor, asked: Tensor) -> Tensor:
         one_hot = functional.one_hot(chosen, self.spec.num_experts) * asked[..., None]
@@ -565,5 +572,6 @@ FAULTS = (
     Fault(padding_seen, "pad_invariance", encoder),
     Fault(padding_inverted, "pad_invariance", encoder),
     Fault(norm_over_the_batch, "batch_leak", strengths=(0.1, 1.0)),
+    Fault(norm_over_the_sequence, "causal_leak", strengths=(0.1, 1.0)),
     Fault(capacity_over_the_batch, "batch_leak", {"feedforward": MoE(capacity=1.0)}, strengths=(1.0, 2.0)),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from faults.structural import balance_left_out, dropout_in_training, softmax_twi
 from torch import nn
 from torch.nn import functional
 
-from harness import ModelSpec, RunSpec, TrainSpec
+from harness import ModelSpec, RunSpec, TrainSpec, runner
 from harness.components.feedforward import MoE, ReLU
 from harness.components.init import Initialisation, Normal
 from harness.components.norm import PreNorm
@@ -63,10 +63,11 @@ class TrainingFault:
 
     @contextmanager
     def injected(self, strength: float) -> Iterator[None]:
-        """Every module that is built in this context has the fault."""
+        """Every module that is built in this context has the fault, besides those of contexts around it."""
+        inner: Callable[[RunSpec], TransformerModule] = runner.TransformerModule
 
         def build(spec: RunSpec) -> TransformerModule:
-            module = TransformerModule(spec)
+            module = inner(spec)
             self.patch(module, strength)
             return module
 
