@@ -160,9 +160,10 @@ class Finding:
         """An alarm or a remark for people: the symptom with its number, the likely cause, what to try."""
         assert isinstance(self.found, Measured)
         probe, found = self.probe, self.found
+        place = f",{at(found.where)}" if found.where else ""
         return [
             f"{probe.name}: {probe.symptom}",
-            f"  seen: {probe.measures}: {found.value:.3g} (healthy: {probe.healthy}){',' * bool(found.where)}{at(found.where)}",
+            f"  seen: {probe.measures}: {found.value:.3g} (healthy: {probe.healthy}){place}",
             f"  cause: {self.cause}",
             f"  try: {probe.remedy}",
         ]
