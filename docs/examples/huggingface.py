@@ -130,6 +130,7 @@ def llama(model: LlamaForCausalLM) -> Subject:
         deviations={name: config.initializer_range for name, p in model.named_parameters() if p.dim() == 2},
         draws=config.attention_dropout > 0,
         blocks=tuple(layers),
+        residual="sum",
         units=tuple(f"{layer}.mlp.down_proj" for layer in layers),
     )
 
@@ -173,6 +174,7 @@ def gpt2(model: GPT2LMHeadModel) -> Subject:
         },
         draws=max(config.attn_pdrop, config.resid_pdrop, config.embd_pdrop) > 0,
         blocks=tuple(layers),
+        residual="sum",
         units=tuple(f"{layer}.mlp.c_proj" for layer in layers),
     )
 
@@ -216,6 +218,26 @@ def frozen(subject: Subject) -> Subject:
     return subject
 
 
+def bypassed(subject: Subject) -> Subject:
+    """The first block hands on half of its input instead of all of it."""
+
+    def halve(_module: nn.Module, args: Any, _kwargs: Any, output: Any) -> Any:
+        return output - args[0] / 2 if isinstance(output, Tensor) else (output[0] - args[0] / 2, *output[1:])
+
+    subject.model.get_submodule(subject.blocks[0]).register_forward_hook(halve, with_kwargs=True)
+    return subject
+
+
+def halved(subject: Subject) -> Subject:
+    """Half of the gradient goes back through the first block."""
+
+    def halve(_module: nn.Module, before: Any, _after: Any) -> Any:
+        return tuple(g / 2 if g is not None and g.is_floating_point() else g for g in before)
+
+    subject.model.get_submodule(subject.blocks[0]).register_full_backward_hook(halve)
+    return subject
+
+
 def another_base(subject: Subject) -> Subject:
     """RoPE turns by base 500000, as where a config's `rope_theta` is not the one that weights were trained with."""
     rotary = subject.model.model.rotary_emb
@@ -245,7 +267,14 @@ class Case:
     faults: dict[Callable[[Subject], Subject], str]
 
 
-SHARED = {unscaled: "scale_fit", unmasked: "causal_leak", restarted: "cache_parity", frozen: "wiring"}
+SHARED = {
+    unscaled: "scale_fit",
+    unmasked: "causal_leak",
+    restarted: "cache_parity",
+    frozen: "wiring",
+    bypassed: "residual_fit",
+    halved: "backward_fit",
+}
 CASES = {
     "Llama": Case(llama_model, llama, SHARED | {another_base: "rotation_fit"}),
     "GPT-2": Case(gpt2_model, gpt2, SHARED | {one_further: "code_fit", untied: "wiring"}),
