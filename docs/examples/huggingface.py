@@ -131,6 +131,7 @@ def llama(model: LlamaForCausalLM) -> Subject:
         draws=config.attention_dropout > 0,
         blocks=tuple(layers),
         residual="sum",
+        sublayers=tuple(f"{layer}.{name}" for layer in layers for name in ("self_attn", "mlp")),
         units=tuple(f"{layer}.mlp.down_proj" for layer in layers),
     )
 
@@ -175,6 +176,7 @@ def gpt2(model: GPT2LMHeadModel) -> Subject:
         draws=max(config.attn_pdrop, config.resid_pdrop, config.embd_pdrop) > 0,
         blocks=tuple(layers),
         residual="sum",
+        sublayers=tuple(f"{layer}.{name}" for layer in layers for name in ("attn", "mlp")),
         units=tuple(f"{layer}.mlp.c_proj" for layer in layers),
     )
 

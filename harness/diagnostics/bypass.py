@@ -26,15 +26,14 @@ def residual_fit(subject: Subject) -> Measured | NotApplicable:
         return NotApplicable("residual connections are not declared")
     if subject.residual == "normed" and subject.trained:
         return NotApplicable("training has moved the norms that blocks end with")
-    silent = {site.path for site in subject.sites} | {*subject.units} | {p.rpartition(".")[0] for p in subject.routers}
-    if not all(any(path.startswith(f"{block}.") for path in silent) for block in subject.blocks) or not subject.blocks:
-        return NotApplicable("the sublayers of blocks are not named")
+    if not subject.blocks or not subject.sublayers:
+        return NotApplicable("blocks and their sublayers are not named")
     passed: dict[str, tuple[Tensor, Tensor]] = {}
 
     def note(path: str, _module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         passed[path] = first(args or next(iter(kwargs.values()))).detach(), first(output).detach()
 
-    after = dict.fromkeys(silent, _silence) | {path: partial(note, path) for path in subject.blocks}
+    after = dict.fromkeys(subject.sublayers, _silence) | {path: partial(note, path) for path in subject.blocks}
     with hooked(subject.model, after), without_fast_path():
         subject.logits(subject.tokens)
     apart = {path: _apart(subject.residual, *both) for path, both in passed.items()}

@@ -161,6 +161,7 @@ class Subject:
         auxiliary: the auxiliary loss of routers in a step of training, and the coefficient of balance that is declared.
         top_k: experts that a token chooses.
         blocks: the modules that each add to the residual stream `(B, T, d_model)` and hand it on, in their order.
+        sublayers: in them, the modules whose result, alone or before others, is added to the stream, all of them.
         units: the modules that read hidden feed-forward units `(B, T, d_ff)`, those of experts left out.
         routers: the modules that give logits `(…, E)` of experts.
         residual: what a block hands on besides what its sublayers give: its input (*sum*), which a norm may follow
@@ -196,6 +197,7 @@ class Subject:
     auxiliary: tuple[Callable[[], Tensor], float] | None = None
     top_k: int = 1
     blocks: tuple[str, ...] = ()
+    sublayers: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
     routers: tuple[str, ...] = ()
     residual: Literal["", "sum", "normed", "none"] = ""
@@ -323,6 +325,7 @@ def subject_of(spec: RunSpec, module: TransformerModule | None = None, *, traine
         auxiliary=_auxiliary(spec, module),
         top_k=spec.model.feedforward.top_k if isinstance(spec.model.feedforward, MoE) else 1,
         blocks=_paths(module.model, Block),
+        sublayers=tuple(_sublayers(module.model)),
         units=tuple(path for path in _paths(module.model, ResidualOutput) if re.search(r"\.feedforward\.\w+$", path)),
         routers=tuple(f"{path}.router" for path in _paths(module.model, MixtureOfExperts)),
         residual=_residual(spec.model),
@@ -362,6 +365,13 @@ def _auxiliary(spec: RunSpec, module: TransformerModule) -> tuple[Callable[[], T
         return whole.detach() - module.loss
 
     return added, experts.balance
+
+
+def _sublayers(model: Transformer) -> Iterator[str]:
+    for path, block in model.named_modules():
+        if isinstance(block, Block):
+            present = {"attention", "feedforward"} | ({"memory_attention"} if block.memory_attention else set())
+            yield from (f"{path}.{name}" for name in sorted(present))
 
 
 def _paths(model: nn.Module, kind: type[nn.Module]) -> tuple[str, ...]:

@@ -156,3 +156,7 @@ def test_a_level_that_the_watch_cannot_look_into_gives_a_remark_and_the_run_surv
     assert [(found.cause, found.alarm) for found in record.findings if found.probe == "watch"] == [
         ("ValueError: no pictures", False)
     ]
+
+
+def test_nothing_alarms_in_a_model_with_a_sublayer_of_a_users_own(tmp_path: Path) -> None:
+    assert not [found for found in structural(tiny(feedforward=Private()), tmp_path) if found.alarm]
