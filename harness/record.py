@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from harness.schema import UserError
+from harness.schema import UserError, quoted
 
 Status = Literal["finished", "diverged", "out_of_memory", "failed"]
 Mark = Literal["", "unsupported", "diverged", "seen"]
@@ -61,6 +61,10 @@ def mean_score(scores: Iterable[Score], lengths: Iterable[int], metric: str = "e
     wanted = set(lengths)
     values = [score.value for score in scores if score.metric == metric and score.length in wanted]
     return sum(values) / len(values) if values else float("nan")
+
+
+PLANNED = {"study", "question", "baseline", "variants", "tasks", "budget"}  # in every study.json
+RUN = {"variant", "task", "seed", "fingerprint"}  # in every run that it plans
 
 
 class RunRecord(BaseModel):
@@ -167,11 +171,20 @@ def read_plan(folder: Path) -> dict[str, Any]:
     path = folder / "study.json"
     try:
         document = json.loads(path.read_text())
-        if not isinstance(document, dict) or "runs" not in document:
-            raise ValueError("it plans no runs")
+        _check_plan(document)
     except ValueError as error:
         raise UserError(f"{path} is corrupt ({error}); run the study again, finished runs are kept") from error
     return document
+
+
+def _check_plan(document: Any) -> None:
+    """Raise ValueError for what is no plan: of a file cut short or of another program."""
+    if not isinstance(document, dict) or not isinstance(document.get("runs"), list):
+        raise ValueError("it plans no runs")
+    if missing := PLANNED - document.keys():
+        raise ValueError(f"it lacks {quoted(min(missing))}")
+    if not all(isinstance(planned, dict) and planned.keys() >= RUN for planned in document["runs"]):
+        raise ValueError(f"a run of it lacks one of {', '.join(sorted(RUN))}")
 
 
 def read_curves(path: Path) -> list[dict[str, float]]:

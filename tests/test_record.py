@@ -33,6 +33,9 @@ def test_a_record_reads_back_as_it_was_written(
     )
 
 
+LACKING = json.dumps(dict.fromkeys(("study", "question", "baseline", "variants", "tasks", "budget")) | {"runs": [{}]})
+
+
 @pytest.mark.parametrize("content", ["", "{", '{"fingerprint": "x"}', '{"a": 1}', "\x00\x01"])
 def test_a_corrupt_record_is_refused_in_one_sentence_with_its_path(tmp_path: Path, content: str) -> None:
     path = tmp_path / "record.json"
@@ -73,7 +76,7 @@ def test_a_record_belongs_to_the_folder_that_is_called_after_its_fingerprint(tmp
         RunRecord.of_run(altered(other))
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", "3", "\xff"])
+@pytest.mark.parametrize("content", ["", "[]", "{}", "3", "\xff", '{"runs": 3}', '{"runs": []}', LACKING])
 def test_a_corrupt_plan_is_refused_in_one_sentence_with_its_path(tmp_path: Path, content: str) -> None:
     (tmp_path / "study.json").write_text(content, "latin-1")
     with pytest.raises(UserError, match=r"study\.json is corrupt .*; run the study again, finished runs are kept"):
