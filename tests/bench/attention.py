@@ -224,10 +224,12 @@ def page(growth: Growth, decoding: Decoding, speedups: dict[str, float]) -> str:
         "",
         f"`make bench-attention` at {short(commit())} on {cpu_name()}, torch {torch.__version__}, one thread, fp32.",
         "One layer, d_model 64, 2 heads (grouped-query: 4 in 2 groups), one sequence, forward and backward; windows of",
-        "128. Timed with an allocator that keeps freed memory (MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_).",
-        "Exponents are fitted to the three longest lengths.",
+        f"128; latent of 16 + 8. Seconds: the best of {REPEATS}, in a process whose allocator keeps freed memory",
+        "(MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_). MiB: the process's peak during one pass above what it held",
+        "before, in a process of its own. Exponents are fitted to the three longest lengths; single points vary by some",
+        "percent from run to run, as machines do. It takes about seven minutes, on a machine that does nothing else.",
         "",
-        "| variant | longest | seconds | MiB | exponent of time | of memory | expected |",
+        "| variant | longest | seconds | MiB at the peak | exponent of time | of memory | expected |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name, (lengths, seconds, peaks) in growth.items():
@@ -243,8 +245,8 @@ def page(growth: Growth, decoding: Decoding, speedups: dict[str, float]) -> str:
         "kernel takes: it is computed in strips of queries that are made again in the backward pass, so that memory "
         "grows with the length, from a large start.",
         "",
-        "Milliseconds a decoded token by cached tokens (d_model 1024, 16 heads, grouped-query in 4 groups, batch 8), "
-        "MiB of the longest cache:",
+        "Milliseconds a decoded token by cached tokens (the median of 30; d_model 1024, 16 heads, grouped-query in 4 "
+        "groups, latent of 128 + 32 numbers a token, batch 8), MiB of the longest cache:",
         "",
         f"| variant | {head} | MiB |",
         "|---|" + "--:|" * (len(CACHED) + 1),
@@ -255,11 +257,12 @@ def page(growth: Growth, decoding: Decoding, speedups: dict[str, float]) -> str:
     lines += [
         "",
         "Latent attention decodes from a small cache with more arithmetic: its keys are never made, so that each head "
-        "multiplies with the whole latent. On a CPU arithmetic is what counts.",
+        "multiplies with the whole latent. On a CPU arithmetic is what counts: nor does grouped-query gain at the "
+        "longest cache, where its heads multiply as often with keys that they share.",
         "",
         f"How many times as fast greedy decoding of {DECODED:,} tokens is with a cache as without (4 layers, d_model "
         f"256, 4 heads, levels with their defaults; RoPE where no position is named). Without a cache one token in "
-        f"{EVERY} is timed.",
+        f"{EVERY} is timed. A smaller model or fewer tokens gain less.",
         "",
         f"| decoder | × | at least {LEAST:.0f} |",
         "|---|--:|---|",
