@@ -226,7 +226,7 @@ def page(growth: Growth, decoding: Decoding, speedups: dict[str, float]) -> str:
         "One layer, d_model 64, 2 heads (grouped-query: 4 in 2 groups), one sequence, forward and backward; windows of",
         f"128; latent of 16 + 8. Seconds: the best of {REPEATS}, in a process whose allocator keeps freed memory",
         "(MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_). MiB: the process's peak during one pass above what it held",
-        "before, in a process of its own. Exponents are fitted to the three longest lengths; single points vary by some",
+        "before, in a process of its own. Exponents are fitted to the three longest lengths; single points vary some",
         "percent from run to run, as machines do. It takes about seven minutes, on a machine that does nothing else.",
         "",
         "| variant | longest | seconds | MiB at the peak | exponent of time | of memory | expected |",
