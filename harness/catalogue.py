@@ -22,7 +22,7 @@ from harness.cost import (
     score_elements,
     training_passes,
 )
-from harness.locate import ablation_files, ablations_in, the_ablation
+from harness.locate import ablation_files, ablations_in, is_file_name, the_ablation
 from harness.presets import PRESETS
 from harness.schema import Level, Spec, UserError, nearest, read_json
 from harness.sources import load_source
@@ -201,6 +201,7 @@ def document(what: str | None) -> dict[str, Any]:
 
 LONGEST = 10_000_000  # tokens: far beyond, torch cannot number the elements of a score matrix
 AS_USUAL = TrainSpec()
+NAME_A_SPEC = "name a preset, or a spec's JSON such as the spec.json of a run"
 
 
 def model_named(name: str, vocab_size: int | None) -> tuple[str, ModelSpec, int, TrainSpec]:
@@ -227,16 +228,20 @@ def spec_named(name: str) -> ModelSpec | RunSpec:
     if name in PRESETS:
         return PRESETS[name].model
     file = Path(name).expanduser()
-    if not file.is_file():
+    if not is_file_name(name) and not file.exists():
         raise UserError(f"{name!r} is neither a preset nor a file; {nearest(name, PRESETS)}")
+    if not file.is_file():
+        raise UserError(f"{file}: {'this is a folder' if file.is_dir() else 'there is no such file'}; {NAME_A_SPEC}")
+    if file.suffix == ".py":
+        raise UserError(f"{file}: this is Python, not JSON; {NAME_A_SPEC}")
     try:
         document = read_json(file.read_text())
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: this is not text ({error}); {NAME_A_SPEC}") from error
     except UserError as error:
         raise UserError(f"{file}: {error}") from error
-    except (ValueError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: this is not JSON ({error}); name a preset or the spec.json of a run") from error
     if not isinstance(document, dict):
-        raise UserError(f"{file}: a spec is a JSON object; name a preset or the spec.json of a run")
+        raise UserError(f"{file}: a spec is a JSON object; {NAME_A_SPEC}")
     try:
         return RunSpec.parse(document) if "task" in document else ModelSpec.parse(document)
     except UserError as error:
@@ -247,7 +252,8 @@ def spec_named(name: str) -> ModelSpec | RunSpec:
 def cost_document(
     name: str, spec: ModelSpec, vocab_size: int, lengths: list[int], number: str, train: TrainSpec = AS_USUAL
 ) -> dict[str, Any]:
-    """What `harness cost` says, as plain data; of `forward_flops` those of attention's products stand beside them.
+    """What `harness cost` says, as plain data; of `forward_flops` those of attention's products stand beside them,
+    `longest` is how many tokens the positions take, None without end.
 
     Raises:
         UserError: the model cannot take a length.
@@ -259,6 +265,7 @@ def cost_document(
         "model": name,
         "vocab_size": vocab_size,
         "number": number,
+        "longest": spec.position.limit(),
         "parameters": parameters(model),
         "active_parameters": active_parameters(model),
         "parameters_by_part": parameters_by_part(model),

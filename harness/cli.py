@@ -171,7 +171,12 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         "model", metavar="SPEC_OR_PRESET", help="a preset (`harness list presets`) or a file with a spec as JSON"
     )
     one.add_argument(
-        "--length", type=_count, nargs="+", metavar="N", help="tokens of a sequence; default: 512 2048 8192"
+        "--length",
+        type=_count,
+        nargs="+",
+        metavar="N",
+        help="tokens of a sequence, of an encoder-decoder's source and as many of its answer; default: 512 2048 8192, "
+        "up to what its positions take",
     )
     one.add_argument("--vocab", type=_count, metavar="N", help="words; default: the preset's or the task's, else 32000")
     one.add_argument(

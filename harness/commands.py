@@ -410,6 +410,8 @@ def _show_cost(found: dict[str, Any]) -> None:
         "FLOPs of one sequence (products: those that attention has in the forward pass); score matrices and caches of "
         f"one, in {found['number']}; flash stores no scores"
     )
+    if found["longest"] is not None:
+        out.print(f"its positions take {found['longest']:,} tokens at most")
     rows = [
         [
             f"{row['length']:,}",

@@ -121,6 +121,9 @@ def run_study(
     mirror = Mirror(tracking_uri or default_uri(results), folder)
     if tracking_uri:
         mirror.prepare()
+    is_new = not (folder / "study.json").exists()
+    if is_new:  # of a study that does not start nothing is written
+        check_comparisons(plan)
     make_writable(folder)
     with locked(folder, plan.name), heeded() as signals:
         states, notices = survey(plan, folder)
@@ -132,7 +135,8 @@ def run_study(
             if mirror.pending():
                 finish(mirror, "FINISHED", signals)
             return Outcome(folder, dict(Counter(states.values())), signals.came, unchanged=True)
-        check_comparisons(plan)
+        if not is_new:
+            check_comparisons(plan)
         write_plan(plan, folder, {"command": command, "tracking_uri": store})
         todo = [
             Job(cell.fingerprint, cell.spec.model_dump_json(), folder / "runs" / cell.fingerprint, sources, diagnose)
@@ -155,7 +159,8 @@ def check_comparisons(plan: Plan) -> None:
         except Exception:  # of a user's level, anything
             continue
         if wrong:
-            raise UserError(f"variants.{variant}: compared with {quoted(reference)} on {task}, {wrong[0]}; mend it")
+            compared = f"variants.{variant}: compared with {quoted(reference)} on {task}, {wrong[0]}"
+            raise UserError(f"{compared}; change or drop that variant, or mend its level if that is yours")
     purity.shown.cache_clear()  # its models would stay in a GPU's memory as long as the study runs
 
 

@@ -32,12 +32,12 @@ def counting(what: str) -> Iterator[None]:
     anything.
 
     Raises:
-        UserError: what, and what was raised within.
+        UserError: what, and what was raised or refused within.
     """
     try:
         yield
-    except UserError:
-        raise
+    except UserError as error:
+        raise UserError(f"{what}: {error}") from error
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
         raise UserError(f"{what}: its cost cannot be counted ({cause}); mend its build or its forward") from error

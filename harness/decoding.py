@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.schema import UserError, shown
 from harness.transformer import Transformer
@@ -25,8 +25,8 @@ def greedy(model: Model, prompt: Tensor, count: int, *, source: Tensor | None = 
 
     Raises:
         UnsupportedLength: the positions cannot take so many tokens.
-        UserError: the model is an encoder, or has one and no source, or none and a source; there is no token to begin
-            with, or less than none is asked for.
+        UserError: the model is an encoder, has one and no source or none and a source, or is in training mode; there is
+            no token to begin with, one that it does not know, or less than none is asked for.
     """
     if isinstance(model, Transformer) and not model.causal:
         raise UserError("an encoder predicts all tokens at once; decode with DecoderOnly() or EncoderDecoder()")
@@ -38,6 +38,11 @@ def greedy(model: Model, prompt: Tensor, count: int, *, source: Tensor | None = 
         )
     if not isinstance(count, int) or count < 0:
         raise UserError(f"count = {shown(count)}: ask for 0 tokens or more, a whole number")
+    if isinstance(model, nn.Module) and model.training:
+        raise UserError("the model is in training mode, in which dropout decodes at random; call model.eval() first")
+    if isinstance(model, Transformer):
+        for name, tokens in {"prompt": prompt, "source": source}.items():
+            _check_words(name, tokens, model.embedding.num_embeddings)
     cache = cast(Transformer, model).cache(prompt.shape[1] + count - 1) if cached else None
     sequence = new = prompt
     for _ in range(count):
@@ -47,3 +52,14 @@ def greedy(model: Model, prompt: Tensor, count: int, *, source: Tensor | None = 
         sequence = torch.cat([sequence, token], dim=1)
         new = token if cached else sequence
     return sequence[:, prompt.shape[1] :]
+
+
+def _check_words(name: str, tokens: Tensor | None, vocab_size: int) -> None:
+    """Raise `UserError` for a token id that no row of the embedding stands for, which torch says in its own words."""
+    if tokens is None or not tokens.numel():
+        return
+    for word in (int(tokens.max()), int(tokens.min())):
+        if not 0 <= word < vocab_size:
+            raise UserError(
+                f"{name} has the token id {word}: the model knows 0 to {vocab_size - 1}; give it ids of its vocabulary"
+            )

@@ -106,16 +106,32 @@ def _mixture(spec: ModelSpec, experts: MoE) -> ModelSpec:
     return spec.replace("feedforward", experts)
 
 
+MODERN = "decoder, RMSNorm first, RoPE, grouped-query attention, SwiGLU: "
+
 PRESETS = {
-    "original": _preset("the base model of 2017: 512/8/2048/6", original(512, 8, 2048, 6, 4000), 37_000),
-    "original-small": _preset("the same parts for a laptop: 64/4/256/2", original(64, 4, 256, 2, 400), 1_000),
-    "modern": _preset("512/8/2 groups/1365/6", modern(512, 8, 2, 1365, 6)),
-    "modern-small": _preset("the same parts for a laptop: 64/4/2 groups/171/2", modern(64, 4, 2, 171, 2), 1_000),
-    "width-512": Preset(what="the usual pair 512/8", model=bert(512, 8, 6), vocab_size=30_522),
-    "width-768": Preset(what="the usual pair 768/12 (BERT base)", model=bert(768, 12, 12), vocab_size=30_522),
-    "width-1024": Preset(what="the usual pair 1024/16 (BERT large)", model=bert(1024, 16, 24), vocab_size=30_522),
+    "original": _preset(
+        "the encoder-decoder of 2017, its base: d_model 512, 8 heads, d_ff 2048, 6 layers",
+        original(512, 8, 2048, 6, 4000),
+        37_000,
+    ),
+    "original-small": _preset(
+        "the same parts for a laptop: d_model 64, 4 heads, d_ff 256, 2 layers", original(64, 4, 256, 2, 400), 1_000
+    ),
+    "modern": _preset(MODERN + "d_model 512, 8 heads, 2 groups, d_ff 1365, 6 layers", modern(512, 8, 2, 1365, 6)),
+    "modern-small": _preset(
+        "the same parts for a laptop: d_model 64, 4 heads, 2 groups, d_ff 171, 2 layers",
+        modern(64, 4, 2, 171, 2),
+        1_000,
+    ),
+    "width-512": Preset(what="the usual pair: d_model 512, 8 heads", model=bert(512, 8, 6), vocab_size=30_522),
+    "width-768": Preset(
+        what="the usual pair: d_model 768, 12 heads (BERT base)", model=bert(768, 12, 12), vocab_size=30_522
+    ),
+    "width-1024": Preset(
+        what="the usual pair: d_model 1024, 16 heads (BERT large)", model=bert(1024, 16, 24), vocab_size=30_522
+    ),
     "llama-2-7b": _preset(
-        "to be counted: 4096/32/11008/32, every head with its own keys (arXiv:2307.09288)",
+        "to be counted: d_model 4096, 32 heads with keys of their own, d_ff 11008, 32 layers (arXiv:2307.09288)",
         modern(4096, 32, 32, 11_008, 32),
     ),
     "mixtral-8x7b": Preset(

@@ -7,9 +7,7 @@ import hashlib
 import inspect
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
 else:
     _ModelMetaclass = type(BaseModel)
 
+UNKNOWN = "unknown_field"  # a type of error beside those of pydantic
 STAYS = "a spec stays as it is; `spec.replace(path, value)` is a changed copy"
 
 # Packages whose outputs are versioned by `result_version`; any other source is identified by its text.
@@ -59,10 +58,15 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
+def closest(name: str, known: Mapping[str, Any] | list[str]) -> str:
+    """The known name that looks most like one; empty where none does."""
+    close = get_close_matches(name.lower(), [k.lower() for k in known], n=1, cutoff=0.5)
+    return next((k for k in known if close and k.lower() == close[0]), "")
+
+
 def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
     """The remedy clause for an unknown name: the closest known one, then all of them."""
-    close = get_close_matches(name.lower(), [k.lower() for k in known], n=1, cutoff=0.5)
-    match = next((k for k in known if close and k.lower() == close[0]), None)
+    match = closest(name, known)
     hint = f"did you mean {match!r}? " if match else ""
     return f"{hint}known: {', '.join(repr(k) if ',' in k else k for k in sorted(known)) or 'none'}"
 
@@ -81,7 +85,7 @@ class _Refusing(_ModelMetaclass):
         try:
             return super().__call__(**kwargs)
         except ValidationError as error:
-            raise UserError(explain(error)) from None
+            raise UserError(explain(error, owner=cls.__name__)) from None
 
 
 class Spec(BaseModel, metaclass=_Refusing):
@@ -113,7 +117,7 @@ class Spec(BaseModel, metaclass=_Refusing):
         for name in value:
             if name not in cls.model_fields:
                 words = {"owner": cls.__name__, "hint": nearest(str(name), cls._names())}
-                unknown = PydanticCustomError("unknown_field", "there is no such field in {owner}; {hint}", words)
+                unknown = PydanticCustomError(UNKNOWN, "there is no such field in {owner}; {hint}", words)
                 raise ValidationError.from_exception_data(
                     cls.__name__, [InitErrorDetails(type=unknown, loc=(name,), input=value[name])]
                 )
@@ -140,8 +144,7 @@ class Spec(BaseModel, metaclass=_Refusing):
         """
         text = document if isinstance(document, str) else json.dumps(document)
         if isinstance(document, str):
-            with suppress(json.JSONDecodeError):  # which pydantic says better
-                read_json(document)
+            read_json(document)
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -233,7 +236,7 @@ class Level(Spec):
         if not isinstance(value, Mapping):
             if isinstance(value, cls):
                 return value
-            raise ValueError(f"expected a level of {cls.__name__}, e.g. {_example(cls)}")
+            raise ValueError(f"expected a level of {cls.__name__}{_written(cls, value)}")
         fields = dict(value)
         if "kind" not in fields and cls._is_base():
             raise ValueError(
@@ -290,26 +293,46 @@ def _check_data(path: str, value: Any) -> None:
         raise UserError(f"{path} = {shown(value)}: a spec holds numbers, text and levels; give one of them") from error
 
 
-def _example(cls: type[Level]) -> str:
-    name = next(iter(cls.levels()), cls.__name__)
+def _example(cls: type[Level], name: str = "") -> str:
+    name = name or next(iter(cls.levels()), cls.__name__)
     return f'{name}() (as JSON {{"kind": "{name}"}})'
+
+
+def _written(cls: type[Level], value: Any) -> str:
+    """How to write the level that a class or a text names; without one, how to write any."""
+    if isinstance(value, type) and issubclass(value, cls):
+        return f"; this is a class; write {value.__name__}()"
+    if isinstance(value, str):
+        return f", e.g. {_example(cls, closest(value, cls.levels()))}; {nearest('', cls.levels())}"
+    return f", e.g. {_example(cls)}"
 
 
 def read_json(text: str) -> Any:
     """A JSON document.
 
     Raises:
-        ValueError: it is none.
-        UserError: an object in it names a key twice, of which JSON's reader would keep the last and tell nobody.
+        UserError: it is none, or an object in it names a key twice, of which JSON's reader would keep the last and tell
+            nobody.
     """
-    return json.loads(text, object_pairs_hook=_without_repeated_keys)
+    try:
+        return _without_repeated_keys(json.loads(text, object_pairs_hook=tuple))
+    except json.JSONDecodeError as error:
+        raise UserError(f"this is not JSON ({error}); mend it there, or name another document") from None
 
 
-def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    key, count = max(Counter(key for key, _ in pairs).items(), key=lambda pair: pair[1], default=("", 0))
-    if count > 1:
-        raise UserError(f"the key {key!r} stands twice in its object; rename one")
-    return dict(pairs)
+def _without_repeated_keys(value: Any, path: str = "") -> Any:
+    """A document whose objects are tuples of pairs so far."""
+    if isinstance(value, list):
+        return [_without_repeated_keys(item, f"{path}.{index}") for index, item in enumerate(value)]
+    if not isinstance(value, tuple):
+        return value
+    found: dict[str, Any] = {}
+    for key, inner in value:
+        here = f"{path}.{key}".lstrip(".")
+        if key in found:
+            raise UserError(f"{here}: this key stands twice in its object; remove one")
+        found[key] = _without_repeated_keys(inner, here)
+    return found
 
 
 def is_within(path: str, axes: Iterable[str]) -> bool:
@@ -376,14 +399,30 @@ def source_text(kind: type) -> str:
         raise UserError(f"the source of {kind.__name__} cannot be read; define it in a file") from error
 
 
-def explain(error: ValidationError) -> str:
-    """One sentence for the first thing that is wrong: path, value, remedy."""
+# What to do about an error of pydantic's, by its type; others say it themselves. Its sentence ends with the bound.
+REMEDIES = {
+    "greater_than_equal": "use at least {bound}",
+    "greater_than": "use more than {bound}",
+    "less_than_equal": "use at most {bound}",
+    "less_than": "use less than {bound}",
+    "int_type": "give a plain whole number, e.g. 3",
+    "float_type": "give a plain number, e.g. 0.5",
+}
+
+
+def explain(error: ValidationError, owner: str = "") -> str:
+    """One sentence for the first thing that is wrong: path, value, remedy; the path begins at `owner` if one is given,
+    unless the reason names it.
+    """
     first = error.errors()[0]
     location = [str(part) for part in first["loc"] if not str(part).startswith("function-")]
-    path = ".".join(location)
+    if owner and location and first["type"] != UNKNOWN:
+        location.insert(0, owner)
     value = first.get("input")
     given = "" if isinstance(value, Mapping) else f" = {shown(value)}"
     reason = first["msg"].removeprefix("Value error, ")
     if reason == first["msg"]:  # pydantic's own sentences begin with a capital
         reason = reason[0].lower() + reason[1:]
-    return f"{path or error.title}{given}: {reason}"
+    if first["type"] in REMEDIES:
+        reason += "; " + REMEDIES[first["type"]].format(bound=reason.split()[-1])
+    return f"{'.'.join(location) or error.title}{given}: {reason}"

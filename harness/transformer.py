@@ -20,7 +20,7 @@ from harness.components.cache import LayerCache, MemoryCache
 from harness.components.feedforward import MixtureOfExperts, Routing
 from harness.components.init import initialise
 from harness.components.kernel import same_kernels
-from harness.components.position import Relation, places
+from harness.components.position import Relation, UnsupportedLength, places
 from harness.components.residual import ResidualStep
 from harness.schema import UserError, shown
 from harness.trace import Trace
@@ -288,7 +288,10 @@ class Transformer(Stack):
             if source is None:
                 raise UserError("source is None: an encoder-decoder reads one; pass its token ids (B, S) as source=…")
             read = Reading(causal=False, real=source_real)
-            memory, routings = self.encoder.read(self.embed(source), read, recompute=recompute)
+            try:
+                memory, routings = self.encoder.read(self.embed(source), read, recompute=recompute)
+            except UnsupportedLength as error:
+                raise UnsupportedLength(f"source: {error}") from error
         reading = Reading(self.causal, real, memory, source_real, trace)
         x, more = self.read(self.embed(tokens), reading, cache, recompute=recompute)
         logits = functional.linear(x, self.embedding.weight) if self.head is None else self.head(x)

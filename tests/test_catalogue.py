@@ -1,6 +1,7 @@
 """What `list` shows comes from the classes themselves; names find files."""
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -85,6 +86,12 @@ def test_the_command_shows_all_or_a_part(capsys: pytest.CaptureFixture[str]) -> 
     document = json.loads(capsys.readouterr().out)
     assert list(document) == ["tasks"]
     assert {"Copy", "Reverse"} <= {task["name"] for task in document["tasks"]}
+
+
+def test_presets_name_their_numbers() -> None:
+    shown = {each["name"]: each["what"] for each in catalogue.document("presets")["presets"]}
+    assert "d_model 512, 8 heads, 2 groups, d_ff 1365, 6 layers" in shown["modern"]
+    assert not [what for what in shown.values() if re.search(r"\d/\d", what)]
 
 
 @pytest.mark.parametrize("given", ["position", "ablations/position.py", "./ablations/position.py"])

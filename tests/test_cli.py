@@ -118,8 +118,16 @@ FILES = {
     "defines no ablation": ("ablation = Ablation(", "dict(", "mine.py defines no ablation; write `ablation = "),
     "field that does not exist": ("d_model=16", "d_modle=16", "did you mean 'd_model'?"),
     "field of a level that does not exist": ("Sinusoidal()", "Sinusoidal(bse=10.0)", "did you mean 'base'?"),
-    "field out of range": ("steps=300", "steps=0", "steps = 0: input should be greater than or equal to 1"),
-    "wrong type": ("steps=300", "steps='many'", "steps = 'many': input should be a valid integer"),
+    "field out of range": (
+        "steps=300",
+        "steps=0",
+        "TrainSpec.steps = 0: input should be greater than or equal to 1; use at least 1",
+    ),
+    "wrong type": (
+        "steps=300",
+        "steps='many'",
+        "TrainSpec.steps = 'many': input should be a valid integer; give a plain",
+    ),
     "unknown level": ("Sinusoidal()}", "{'kind': 'Sinusodal'}}", "did you mean 'Sinusoidal'?"),
     "unknown task": ("Copy(lengths=Lengths(train=(1, 4), test=(5,)))", "{'kind': 'Coppy'}", "did you mean 'Copy'?"),
     "unknown axis": ('{"model.position": RoPE()}', '{"model.positon": RoPE()}', "did you mean 'position'?"),
@@ -236,7 +244,7 @@ def test_an_ablation_can_be_json(call: Caller, tmp_path: Path) -> None:
     document = original.document()
     for broken, sentence in (
         (document | {"marginn": 0.1}, "did you mean 'margin'?"),
-        (document | {"margin": 2.0}, "margin = 2.0: input should be less than 1"),
+        (document | {"margin": 2.0}, "mine.json: margin = 2.0: input should be less than 1; use less than 1"),
     ):
         (tmp_path / "mine.json").write_text(json.dumps(broken))
         code, _, err = call("ablate", tmp_path / "mine.json", "--plan")
@@ -246,9 +254,9 @@ def test_an_ablation_can_be_json(call: Caller, tmp_path: Path) -> None:
     twice = json.dumps(original.document()).replace('"margin"', '"question": "Another?", "margin"')
     (tmp_path / "mine.json").write_text(twice)
     said = call("ablate", tmp_path / "mine.json")[2]
-    assert "mine.json: the key 'question' stands twice in its object; rename one" in said
+    assert "mine.json: question: this key stands twice in its object; remove one" in said
     (tmp_path / "mine.json").write_text("{")
-    assert call("ablate", tmp_path / "mine.json", "--plan")[0] == 2
+    assert "mine.json: this is not JSON (" in call("ablate", tmp_path / "mine.json", "--plan")[2]
 
 
 # One study, from Ctrl-C to its report: conducted once for all test processes; each test has a copy

@@ -18,6 +18,7 @@ import pytest
 from small_study import small
 
 from harness.cli import main
+from harness.components.attention import SlidingWindow
 from harness.conduct import Nobody, locked, resolve_jobs, run_study, unexamined
 from harness.engine import Ended, Event
 from harness.progress import PlainLines, console
@@ -60,6 +61,18 @@ def two_runs() -> Ablation:
 
 def scores(folder: Path) -> pd.DataFrame:
     return load_study(folder).scores
+
+
+def test_of_a_study_that_is_refused_nothing_is_written(tmp_path: Path) -> None:
+    wide = {name: {"model.attention": SlidingWindow(window=window)} for name, window in (("plain", 64), ("other", 65))}
+    said = r"^variants\.other: compared with plain on copy, .* has no effect on .*; change or drop that variant"
+    with pytest.raises(UserError, match=said):
+        run_study(
+            small(axes=("model.attention",), baseline="plain", variants=wide),
+            budget="smoke",
+            results=tmp_path / "results",
+        )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_study_leaves_its_whole_folder(finished: tuple[Path, Watcher]) -> None:

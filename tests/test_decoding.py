@@ -152,6 +152,15 @@ def test_positions_end_decoding_where_they_end() -> None:
         greedy(model, words(1, 4), 6)
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_source_that_is_too_long_is_called_the_source(cached: bool) -> None:
+    model = decoder(BASE.replace("position", Learned(max_length=8)).replace("architecture", EncoderDecoder()))
+    with pytest.raises(UnsupportedLength, match=r"^source: position\.max_length = 8: .* a sequence of 9 tokens"):
+        greedy(model, words(1, 4), 2, source=words(1, 9), cached=cached)
+    with pytest.raises(UnsupportedLength, match=r"^position\.max_length = 8: "):
+        greedy(model, words(1, 9), 2, source=words(1, 4), cached=cached)
+
+
 def test_an_encoder_decoder_reads_its_source_once() -> None:
     model = decoder(BASE.replace("architecture", EncoderDecoder()))
     calls: list[int] = []
@@ -199,6 +208,22 @@ def test_sequences_sources_and_caches_must_be_as_many() -> None:
     for sources, sequences in ((2, 1), (1, 2), (2, 3)):
         with pytest.raises(UserError, match=rf"^source is of {sources} sequences, tokens are of {sequences}; "):
             both(words(sequences, 3), words(sources, 4))
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("word", [VOCABULARY, -1])
+def test_a_word_that_the_model_does_not_know_is_refused(word: int, cached: bool) -> None:
+    model, strange = decoder(BASE.replace("architecture", EncoderDecoder())), torch.tensor([[1, word, 2]])
+    said = rf"has the token id {word}: the model knows 0 to {VOCABULARY - 1}; give it ids of its vocabulary"
+    with pytest.raises(UserError, match=f"^prompt {said}"):
+        greedy(model, strange, 2, source=words(1, 3), cached=cached)
+    with pytest.raises(UserError, match=f"^source {said}"):
+        greedy(model, words(1, 3), 2, source=strange, cached=cached)
+
+
+def test_a_model_in_training_does_not_decode() -> None:
+    with pytest.raises(UserError, match=r"^the model is in training mode.*; call model\.eval\(\) first"):
+        greedy(decoder(BASE).train(), words(1, 3), 2)
 
 
 @pytest.mark.parametrize("prompt", [[[1, 2]], torch.zeros(1, 2)], ids=["list", "floats"])

@@ -410,7 +410,7 @@ def test_teacher_forcing_and_greedy_decoding_agree_on_exact_match() -> None:
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    assert greedy_agreement(model, run) == 1
+    assert greedy_agreement(model.eval(), run) == 1
     batch = task.batch(0, "eval", 0, 40, 3, CPU)
     forced = whole(model(batch.inputs).argmax(-1) == batch.targets, batch.targets != IGNORED).tolist()
     decoded = [
@@ -449,4 +449,4 @@ def test_greedy_agreement_of_a_perfect_and_of_a_random_model_is_one(end: bool) -
         return logits
 
     assert greedy_agreement(perfect, spec(task)) == 1
-    assert greedy_agreement(build_model(MODEL, task.vocab_size, seed=0), spec(task)) == 1
+    assert greedy_agreement(build_model(MODEL, task.vocab_size, seed=0).eval(), spec(task)) == 1

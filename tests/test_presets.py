@@ -321,6 +321,12 @@ def test_cost_is_shown_in_words_and_a_table(capsys: pytest.CaptureFixture[str]) 
     assert "products" in out
 
 
+def test_cost_says_how_many_tokens_positions_take(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "its positions take 512 tokens at most" in call(capsys, "width-512")[1]
+    assert "its positions take" not in call(capsys, "modern-small")[1]
+    assert json.loads(call(capsys, "width-512", "--json")[1])["longest"] == 512
+
+
 def test_cost_of_a_runs_spec_and_of_a_models(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     run = RunSpec(task=Copy(num_symbols=8), model=layer(d_model=16, num_heads=2), train=TrainSpec())
     for name, document in (("run", run.document()), ("model", run.model.document())):
@@ -336,8 +342,12 @@ def test_cost_of_a_runs_spec_and_of_a_models(capsys: pytest.CaptureFixture[str],
     ("arguments", "words"),
     [
         (["orignal"], "'orignal' is neither a preset nor a file; did you mean 'original'?"),
-        (["{broken}"], "this is not JSON"),
-        (["{list}"], "a spec is a JSON object"),
+        (["nosuch.json"], "nosuch.json: there is no such file; name a preset, or a spec's JSON"),
+        (["."], ".: this is a folder; name a preset, or a spec's JSON"),
+        (["{mine.py}"], "mine.py: this is Python, not JSON; name a preset, or a spec's JSON"),
+        (["{broken}"], "broken: this is not JSON (Expecting property name"),
+        (["{list}"], "list: a spec is a JSON object; name a preset, or a spec's JSON"),
+        (["{learned.json}", "--length", "256"], "learned.json: position.max_length = 128: learned positions cannot"),
         (["{wrong}"], "num_heads = 3 does not divide d_model = 64; choose 2 or 4"),
         (["{mine}"], "unknown Position level 'Mine'; "),
         (["width-768", "--length", "513"], "max_length = 512: learned positions cannot take a sequence of 513 tokens"),
@@ -354,6 +364,8 @@ def test_bad_requests_get_one_sentence(
 ) -> None:
     contents = {"broken": "{", "list": "[1]", "wrong": json.dumps({"num_heads": 3})}
     contents["mine"] = json.dumps({"position": {"kind": "Mine"}})
+    contents["learned.json"] = json.dumps({"position": {"kind": "Learned"}})
+    contents["mine.py"] = "model = {}"
     for name, content in contents.items():
         (tmp_path / name).write_text(content)
     given = [str(tmp_path / text.strip("{}")) if text.startswith("{") else text for text in arguments]

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import specs
 
+from harness.components.attention import SlidingWindow
 from harness.components.position import ALiBi, Learned, NoPE, Position, RoPE, Sinusoidal, T5Bias
 from harness.schema import Changes, Level, Spec, UserError, canonical_json, fingerprint, nearest
 from harness.sources import ROOT, load_source
@@ -97,7 +98,44 @@ def test_a_value_that_is_shown_is_the_one_that_was_given(path: str) -> None:
 def test_any_value_is_shown_on_one_line_of_some_length(value: Any, said: str) -> None:
     with pytest.raises(UserError) as caught:
         ModelSpec(d_model=value)
-    assert str(caught.value) == f"d_model = {said}: input should be a valid integer"
+    reason = "input should be a valid integer; give a plain whole number, e.g. 3"
+    assert str(caught.value) == f"ModelSpec.d_model = {said}: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda: SlidingWindow(window=0),
+            "SlidingWindow.window = 0: input should be greater than or equal to 1; use at least 1",
+        ),
+        (
+            lambda: ModelSpec(position={"kind": "RoPE", "base": 1.0}),  # type: ignore[arg-type]
+            "ModelSpec.position.base = 1.0: input should be greater than 1; use more than 1",
+        ),
+        (
+            lambda: TrainSpec(learning_rate=11.0),
+            "TrainSpec.learning_rate = 11.0: input should be less than or equal to 10; use at most 10",
+        ),
+        (lambda: TrainSpec(beta1=1.0), "TrainSpec.beta1 = 1.0: input should be less than 1; use less than 1"),
+        (
+            lambda: TrainSpec(learning_rate="fast"),  # type: ignore[arg-type]
+            "TrainSpec.learning_rate = 'fast': input should be a valid number; give a plain number, e.g. 0.5",
+        ),
+        (lambda: RunSpec(), "RunSpec.task: field required"),  # type: ignore[call-arg]
+    ],
+)
+def test_what_is_refused_in_python_is_named_with_its_owner(make: Callable[[], Spec], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make()
+    assert str(caught.value) == sentence
+
+
+def test_a_level_that_is_only_named_is_written_out() -> None:
+    with pytest.raises(UserError, match=r"^ModelSpec\.position = <class .*: expected a level .*; write RoPE\(\)$"):
+        ModelSpec(position=RoPE)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^position = 'rope': .*, e\.g\. RoPE\(\) \(as JSON .*; known: ALiBi, Learned"):
+        ModelSpec.parse({"position": "rope"})
 
 
 def test_an_unknown_field_is_named_with_the_nearest_one() -> None:
@@ -136,6 +174,27 @@ def test_text_that_is_no_document_is_a_user_error(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["", "{", "not json", "{'seed': 1}"])
+def test_text_that_is_no_json_is_told_where(text: str) -> None:
+    with pytest.raises(
+        UserError, match=r"^this is not JSON \(.*: line 1 column \d .*\); mend it there, or name another"
+    ):
+        RunSpec.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ('{"seed": 1, "seed": 1}', "seed"),
+        ('{"model": {"position": {"kind": "RoPE", "base": 3.0, "base": 5.0}}}', "model.position.base"),
+        ('{"task": {"lengths": [{"a": 1}, {"a": 1, "a": {"b": 2}}]}}', "task.lengths.1.a"),
+    ],
+)
+def test_a_key_that_stands_twice_is_named_by_its_path(text: str, path: str) -> None:
+    with pytest.raises(UserError, match=rf"^{path}: this key stands twice in its object; remove one$"):
+        RunSpec.parse(text)
+
+
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(UserError, match=r"^task: field required"):
         RunSpec.parse({})
@@ -162,7 +221,7 @@ def test_keywords_are_as_strict_as_documents() -> None:
             ModelSpec(**wrong)  # type: ignore[arg-type]
     with pytest.raises(UserError) as caught:
         TrainSpec(learning_rate=float("nan"))
-    assert str(caught.value) == "learning_rate = nan: input should be a finite number"
+    assert str(caught.value) == "TrainSpec.learning_rate = nan: input should be a finite number"
 
 
 IMPOSSIBLE: list[tuple[Callable[[], Spec], list[str]]] = [

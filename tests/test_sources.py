@@ -106,7 +106,7 @@ def test_dataclasses_and_a_main_guard_work(write):
         ("import nonsense_that_is_not_there\n", 1, "ModuleNotFoundError: No module named"),
         ("\n\nraise SystemExit(3)\n", 3, "SystemExit: 3"),
         ("assert False\n", 1, "AssertionError"),
-        ("from tasks import Copy\n\nCopy(num_symbols=1)\n", 3, "num_symbols = 1: input should be greater"),
+        ("from tasks import Copy\n\nCopy(num_symbols=1)\n", 3, "Copy.num_symbols = 1: input should be greater"),
         ("from tasks import Copy\nCopy(num_symbol=4)\n", 2, "there is no such field in Copy; did you mean"),
         ("from tasks import Copy\nCopy().replace('x', 1)\n", 2, "Copy has no field 'x'"),
         ("def f():\n    raise ValueError('two\\nlines')\n\nf()\n", 2, "ValueError: two lines"),

@@ -1,7 +1,8 @@
 """What attention keeps of the tokens before, so that decoding reads each of them once.
 
 A cache belongs to one layer and is made empty by `Attention.cache`. Tokens are numbered from 0; all sequences of the
-batch grow in step. `nbytes` counts the tensors that are held.
+batch grow in step. `nbytes` counts the tensors that are held of them, but not their numbers, which a window keeps
+besides: an int64 a token, whatever the batch.
 """
 
 from abc import ABC, abstractmethod
