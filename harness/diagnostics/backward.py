@@ -13,7 +13,7 @@ from harness.diagnostics.wiring import has_loss, trained, training_loss
 from harness.seeding import generator
 
 DOUBLE, SINGLE = torch.float64, torch.float32
-STEPS = {DOUBLE: (1e-6, 1e-4), SINGLE: (1e-2, 1e-3)}  # of the weights' norm, the first that is sure is enough
+STEPS = {DOUBLE: (1e-6, 1e-8, 1e-4), SINGLE: (1e-2, 1e-3)}  # of the weights' norm; the first that is sure is enough
 ROUNDING = {DOUBLE: 1e-13, SINGLE: 1e-6}  # of a loss
 DIRECTIONS = 3  # drawn: of one, a part that is missing may be nearly a right angle away
 UNSURE = 3.0  # times what slopes over two step lengths differ by
@@ -65,32 +65,32 @@ def _errors(subject: Subject, weights: Sequence[nn.Parameter], loss: float, prec
         direction = [d * (size / _dot(drawn, drawn).sqrt()) for d in drawn]
         promised = _dot(gradients, direction)
         scale = max(promised.abs().item(), usual.item(), NOTHING * loss)
-        slope, apart = _slope(subject, weights, direction, precision, loss, SURE * scale)
-        yield max(abs(slope - promised.item()) - UNSURE * apart, 0.0) / max(scale, abs(slope))
+        yield min(_excesses(subject, weights, direction, promised.item(), precision, loss, scale))
+
+
+def _excesses(
+    subject: Subject,
+    weights: Sequence[nn.Parameter],
+    direction: Sequence[Tensor],
+    promised: float,
+    precision: torch.dtype,
+    loss: float,
+    scale: float,
+) -> Iterator[float]:
+    """How far the slope is from the promised one, relative, beyond what is unsure: that over twice the length it is
+    another, where the loss bends or leaps, and what is lost to rounding. By length, until one is sure: a long one that
+    bends may look straight.
+    """
+    for step in STEPS[precision]:
+        near, far = (_difference(subject, weights, direction, length) / (2 * length) for length in (step, 2 * step))
+        apart = abs(near - far) + ROUNDING[precision] * loss / step
+        yield max(abs(near - promised) - UNSURE * apart, 0.0) / max(scale, abs(near))
+        if apart < SURE * scale:
+            return
 
 
 def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
     return torch.stack([(a.detach() * b.detach()).sum() for a, b in zip(one, other, strict=True)]).sum()
-
-
-def _slope(
-    subject: Subject,
-    weights: Sequence[nn.Parameter],
-    direction: Sequence[Tensor],
-    precision: torch.dtype,
-    loss: float,
-    sure: float,
-) -> tuple[float, float]:
-    """Of the loss, and how unsure that is: by how much it differs over twice the length, where the loss bends or leaps,
-    and by what is lost to rounding; from the first step that is sure, else from the surest.
-    """
-    found = []
-    for step in STEPS[precision]:
-        near, far = (_difference(subject, weights, direction, length) / (2 * length) for length in (step, 2 * step))
-        found.append((near, abs(near - far) + ROUNDING[precision] * loss / step))
-        if found[-1][1] < sure:
-            break
-    return min(found, key=lambda slope: slope[1])
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from harness.components import architecture, attention, embedding, feedforward, 
 from harness.components.output_projection import NoProjection
 from harness.components.qk_norm import QKNorm
 from harness.diagnostics import PROBES, Finding, Measured, NotApplicable, Subject, examine, subject_of
+from harness.diagnostics.backward import backward_fit
 from harness.diagnostics.masking import masked_row
 from harness.diagnostics.wiring import accumulation_parity
 from harness.module import TransformerModule, answer_loss
@@ -210,3 +211,14 @@ def test_nan_of_a_row_without_keys_is_found_in_the_gradients() -> None:
     found = masked_row(subject)
     assert isinstance(found, Measured)
     assert found.value > 0
+
+
+@pytest.mark.parametrize("deviation", [0.5, 1.5])
+def test_a_saturated_softmax_is_no_wrong_gradient(deviation: float) -> None:
+    """A loss that bends within a ten-thousandth of the weights' norm."""
+    wide = init.Normal(deviation=deviation)
+    drawn = init.Initialisation(linear=wide, qkv=wide)
+    model = {"scale": scale.Unscaled(), "init": drawn, "norm_placement": norm.PreNorm()}
+    found = backward_fit(subject_of(RunSpec(model=ModelSpec(**model), task=Copy(), seed=3)))
+    assert isinstance(found, Measured)
+    assert found.value < 0.02
