@@ -36,8 +36,8 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 class TransformerModule(pl.LightningModule):
     """Trains the model of a RunSpec. A step's batch comes from (seed, step), so a loader has no state to save.
 
-    After each step `loss`, `exact_match`, `gradient_norm` (detached scalars), `learning_rate`, `routing` (a mixture
-    of experts each) and `shape` (B, T, S) tell of it.
+    After each step `read` (the batch), `loss`, `exact_match`, `gradient_norm` (detached scalars), `learning_rate`,
+    `routing` (a mixture of experts each) and `shape` (B, T, S) tell of it.
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -48,6 +48,7 @@ class TransformerModule(pl.LightningModule):
         self.learning_rate = 0.0
         self.clipped: list[nn.Parameter] = []
         self.shape = (0, 0, 0)
+        self.read: Batch | None = None
         self.experts = self.model.experts()
         self.routing: list[Routing] = []
 
@@ -76,7 +77,7 @@ class TransformerModule(pl.LightningModule):
     def training_step(self, _batch: object, _index: int) -> Tensor:
         """The loss of this step's batch; what draws from the global generator sees it seeded from (seed, step)."""
         seed_global(self.spec.seed, "step", self.global_step)
-        batch = self.batch(self.global_step)
+        batch = self.read = self.batch(self.global_step)
         train = self.spec.train
         with train.kernel.context():
             output = self.model.outputs(*batch.reading, recompute=train.recompute)

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from harness.diagnostics.finding import Measured, NotApplicable
+from harness.diagnostics.finding import Measured, NotApplicable, worst_of
 from harness.diagnostics.masking import apart
 from harness.diagnostics.subject import Subject
 from harness.diagnostics.wiring import has_loss, trained, training_loss
@@ -18,32 +20,40 @@ ROUNDING = {DOUBLE: 1e-13, SINGLE: 1e-6}  # of a loss
 DIRECTIONS = 3  # drawn: of one, a part that is missing may be nearly a right angle away
 UNSURE = 3.0  # times what slopes over two step lengths differ by
 SURE = 1e-3  # of a slope
+LEAST = 0.01  # of a weight: of those that are zero as well
 NOTHING = 1e-6  # of the loss: a slope that does not matter
 SAME = 1e-3  # deviations of the logits, in two precisions
 
 
 def backward_fit(subject: Subject) -> Measured | NotApplicable:
     """How far gradients are from the slope of the loss, relative and beyond what its numbers leave open, in random
-    directions of the weights and in their own: of each block, and of each parameter outside of them.
+    directions of the weights and in their own: of each block, and of each module outside of them.
 
     All is computed in fp64 where the model can.
     """
     if not has_loss(subject):
         return NotApplicable("there is nothing that training would learn from")
-    precision = DOUBLE if _takes_double(subject) else SINGLE
+    if not subject.exact_gradients:
+        return NotApplicable("gradients are not declared to be the slope of the loss")
+    with trained(subject), _in_double(subject.model):
+        narrowest = _narrowest(subject)
+    if narrowest < SINGLE.itemsize:
+        return NotApplicable("the loss is rounded to half precision on its way: it has no slope that could be seen")
+    precision = DOUBLE if narrowest == DOUBLE.itemsize and _is_same(subject) else SINGLE
     with trained(subject), _in_double(subject.model) if precision == DOUBLE else nullcontext():
         loss = training_loss(subject, 0)
         loss.backward()  # through whatever hooks a training step has
         size = abs(loss.item())
         errors = {name: max(_errors(subject, own, size, precision)) for name, own in _groups(subject).items()}
-    worst = max(errors, key=errors.__getitem__)
+    worst = worst_of(errors)
     return Measured(errors[worst], worst, evidence=errors)
 
 
 def _groups(subject: Subject) -> dict[str, list[nn.Parameter]]:
     found: dict[str, list[nn.Parameter]] = {}
     for name, p in subject.model.named_parameters():
-        block = next((path for path in subject.blocks if name.startswith(f"{path}.")), name)
+        module = name.rpartition(".")[0]
+        block = next((path for path in subject.blocks if name.startswith(f"{path}.")), module)
         if p.requires_grad:
             found.setdefault(block, []).append(p)
     return found
@@ -59,13 +69,18 @@ def _errors(subject: Subject, weights: Sequence[nn.Parameter], loss: float, prec
     ]
     if any(gradient.any() for gradient in gradients):
         directions.append(gradients)
-    size = _dot(weights, weights).sqrt()
-    usual = size * (_dot(gradients, gradients) / sum(p.numel() for p in weights)).sqrt()
+    count = sum(p.numel() for p in weights)
+    size = max(_dot(weights, weights) ** 0.5, LEAST * count**0.5)
+    usual = size * (_dot(gradients, gradients) / count) ** 0.5
     for drawn in directions:
-        direction = [d * (size / _dot(drawn, drawn).sqrt()) for d in drawn]
+        direction = [d * (size / _dot(drawn, drawn) ** 0.5) for d in drawn]
         promised = _dot(gradients, direction)
-        scale = max(promised.abs().item(), usual.item(), NOTHING * loss)
-        yield min(_excesses(subject, weights, direction, promised.item(), precision, loss, scale))
+        scale = max(abs(promised), usual, NOTHING * loss)
+        yield min(_excesses(subject, weights, direction, promised, precision, loss, scale))
+
+
+def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+    return torch.stack([(a.detach() * b.detach()).sum() for a, b in zip(one, other, strict=True)]).sum().item()
 
 
 def _excesses(
@@ -77,58 +92,85 @@ def _excesses(
     loss: float,
     scale: float,
 ) -> Iterator[float]:
-    """How far the slope is from the promised one, relative, beyond what is unsure: that over twice the length it is
-    another, where the loss bends or leaps, and what is lost to rounding. By length, until one is sure: a long one that
-    bends may look straight.
+    """How far the slopes ahead and back are from the promised one, relative, beyond what is unsure: that over twice the
+    length they are others, where the loss bends or leaps, and what is lost to rounding. At a kink any slope between the
+    two will do. By length, until one is sure: a long one that bends may look straight.
     """
     for step in STEPS[precision]:
-        near, far = (_difference(subject, weights, direction, length) / (2 * length) for length in (step, 2 * step))
-        apart = abs(near - far) + ROUNDING[precision] * loss / step
-        yield max(abs(near - promised) - UNSURE * apart, 0.0) / max(scale, abs(near))
+        losses = {times: _loss_at(subject, weights, direction, times * step) for times in (-2, -1, 0, 1, 2)}
+        ahead, back = (losses[1] - losses[0]) / step, (losses[0] - losses[-1]) / step
+        far = (losses[2] - losses[-2]) / (4 * step)
+        apart = abs((ahead + back) / 2 - far) + ROUNDING[precision] * loss / step
+        beyond = max(promised - max(ahead, back), min(ahead, back) - promised) - UNSURE * apart
+        yield max(beyond, 0.0) / max(scale, abs(ahead), abs(back))
         if apart < SURE * scale:
             return
 
 
-def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
-    return torch.stack([(a.detach() * b.detach()).sum() for a, b in zip(one, other, strict=True)]).sum()
-
-
 @torch.no_grad()
-def _difference(subject: Subject, weights: Sequence[nn.Parameter], direction: Sequence[Tensor], length: float) -> float:
-    """Of the losses that far ahead and that far back."""
-    before, losses = [p.detach().clone() for p in weights], []
-    for sign in (1, -1):
-        for p, value, d in zip(weights, before, direction, strict=True):
-            p.copy_(value + sign * length * d)
-        losses.append(training_loss(subject, 0).item())
+def _loss_at(subject: Subject, weights: Sequence[nn.Parameter], direction: Sequence[Tensor], length: float) -> float:
+    """The loss that far away."""
+    before = [p.detach().clone() for p in weights]
+    for p, value, d in zip(weights, before, direction, strict=True):
+        p.copy_(value + length * d)
+    found = training_loss(subject, 0).item()
     for p, value in zip(weights, before, strict=True):
         p.copy_(value)
-    return losses[0] - losses[1]
+    return found
 
 
-def _takes_double(subject: Subject) -> bool:
-    """Whether the model computes the same in fp64: one that casts on its way cannot, and torch 2.13's fused attention
-    reads a mask of fp32 beside queries of fp64 as if it were of their type, without a word.
+class _Casts(TorchFunctionMode):
+    """Sees the fewest bytes of a number that is made of wider ones on the way from weights to the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrowest = DOUBLE.itemsize
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.requires_grad:
+            self.narrowest = min(self.narrowest, result.dtype.itemsize)
+        return result
+
+
+def _narrowest(subject: Subject) -> int:
+    """Bytes of the narrowest numbers that the loss of a model in fp64 passes through; as many as fp32 has where it
+    cannot be computed so.
+    """
+    with _Casts() as casts:
+        try:
+            training_loss(subject, 0).backward()
+        except Exception:  # of a module that is not made for fp64, anything
+            return min(casts.narrowest, SINGLE.itemsize)
+    return casts.narrowest
+
+
+def _is_same(subject: Subject) -> bool:
+    """Whether a model gives the same logits in fp64: torch 2.13's fused attention reads a mask of fp32 beside queries
+    of fp64 as if it were of their type, without a word.
     """
     single = subject.logits(subject.tokens)
-    try:
-        with _in_double(subject.model):
-            double = subject.logits(subject.tokens)
-    except RuntimeError:
-        return False
+    with _in_double(subject.model):
+        double = subject.logits(subject.tokens)
     return apart(double - single, single) <= SAME
 
 
 @contextmanager
 def _in_double(model: nn.Module) -> Iterator[None]:
-    """A model whose weights and buffers are fp64 for a while."""
+    """A model whose weights and buffers are fp64 for a while; what modules keep of that is forgotten."""
     weights = [(p, p.data) for p in model.parameters()]
-    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    kept = [(module, dict(module._buffers), dict(vars(module))) for module in model.modules()]
     model.double()
     try:
         yield
     finally:
         for p, data in weights:
             p.grad, p.data = None, data
-        for module, own in buffers:
-            module._buffers.update(own)
+        for module, buffers, before in kept:
+            module._buffers.clear()
+            module._buffers.update(buffers)
+            for name, value in dict(vars(module)).items():
+                if isinstance(value, Tensor) and name in before:
+                    vars(module)[name] = before[name]
+                elif isinstance(value, Tensor):
+                    delattr(module, name)

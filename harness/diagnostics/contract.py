@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from harness.components.norm import BatchNorm
 from harness.diagnostics.subject import kept, mode
 from harness.module import answer_loss, decay_groups
+from harness.schema import is_foreign
 from harness.seeding import seed_global
 from harness.spec import RunSpec
 from harness.transformer import Output, Transformer
@@ -20,6 +21,7 @@ from tasks.task import Batch
 
 Weights = Mapping[str, Tensor]  # by the name of the parameter that they stand for
 
+LITTLE = 1e-3  # of the root mean square of all gradients: smaller ones are measured by this
 ROW = 0.01  # of the largest row of a gradient: smaller ones are measured by this
 
 
@@ -34,7 +36,7 @@ class Contract:
         eps: what is added to the root of the mean square.
         weight_decay: the largest of the groups, or that of each parameter by name.
         clip: the norm that gradients are clipped to; ∞: they are not.
-        batch: what is read, by the number of steps already taken.
+        batch: what is read, by the number of steps already taken; of a module that keeps it as `read`.
         losses: with these weights, of this batch, after so many steps: the task's loss and that of routers, 0 without
             any. The step follows their sum.
         halves: whether the loss of a batch is the mean of those of its halves.
@@ -46,7 +48,7 @@ class Contract:
     eps: float | None = None
     weight_decay: float | Mapping[str, float] | None = None
     clip: float | None = None
-    batch: Callable[[int], Any] | None = None
+    batch: Callable[[int], Batch] | None = None
     losses: Callable[[Weights, Any, int], tuple[Tensor, Tensor]] | None = None
     halves: bool = False
 
@@ -69,8 +71,10 @@ def contract_of(spec: RunSpec, model: Transformer) -> Contract:
         weight_decay={name: decays[id(p)] for name, p in model.named_parameters() if id(p) in decays},
         clip=train.gradient_clip or math.inf,
         batch=lambda taken: spec.training_batch(taken, next(model.parameters()).device),
-        # What is computed twice to save memory is not computed a third time beside it.
-        losses=None if train.recompute else lambda weights, batch, taken: _losses(spec, model, weights, batch, taken),
+        # Not of what is computed twice to save memory; nor of a user's own level, which may count how often it ran.
+        losses=None
+        if train.recompute or any(is_foreign(type(part)) for part in spec.model.specs())
+        else lambda weights, batch, taken: _losses(spec, model, weights, batch, taken),
         halves=not spec.is_padded and not isinstance(spec.model.norm, BatchNorm),
     )
 
@@ -111,28 +115,30 @@ class DeclaredStep:
     others: dict[str, Tensor]
 
 
-def declared_step(model: nn.Module, contract: Contract, batch: Any, taken: int) -> DeclaredStep:
-    """The step that a contract makes of a batch after so many: on the model's own weights, in training mode, but around
-    whatever stands between its loss and its gradients. The model, its gradients and torch's draws stay as they are.
+def declared_step(
+    model: nn.Module, contract: Contract, batch: Any, taken: int, buffers: Sequence[Tensor] | None = None
+) -> DeclaredStep:
+    """The step that a contract makes of a batch after so many, from `buffers` as they were before it: on the model's
+    own weights, in training mode, but around whatever stands between its loss and its gradients. The model, its
+    gradients and torch's draws stay as they are.
     """
     assert contract.losses is not None
     with mode(model, training=True), kept(model), torch.enable_grad(), _no_backward_hooks(model):
+        for own, before in zip(model.buffers(), buffers or (), strict=bool(buffers)):
+            own.copy_(before)
         weights = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
         task, auxiliary = contract.losses(weights, batch, taken)
-        others = {}
-        of_task = None
+        gradients, others = _gradients(task + auxiliary, weights, again=auxiliary.requires_grad), {}
+        of_task = gradients
         if auxiliary.requires_grad:
-            of_task = _gradients(task, weights, again=True)
             of_routers = _gradients(auxiliary, weights)
+            of_task = {name: gradients[name] - of_routers[name] for name in weights}
             both = [name for name in weights if of_routers[name].any()]
-            others["auxiliary"] = norm(of_routers.values()) / norm(of_task[name] for name in both)
-            gradients = {name: of_task[name] + of_routers[name] for name in weights}
-        else:
-            gradients = of_task = _gradients(task, weights)
+            others["auxiliary"] = norm(of_routers.values()) / norm(of_task[name] for name in both) if both else 0 * task
         if contract.halves and len(batch.inputs) % 2 == 0:
             half, _ = contract.losses(weights, batch.rows(slice(len(batch.inputs) // 2)), taken)
             others["noise_scale"] = noise_scale(_gradients(half, weights), of_task, len(batch.inputs))
-    return DeclaredStep((task + auxiliary).detach(), gradients, others)
+    return DeclaredStep((task + auxiliary).detach(), gradients, {name: x.detach() for name, x in others.items()})
 
 
 def noise_scale(half: Weights, whole: Weights, size: int) -> Tensor:
@@ -146,7 +152,7 @@ def noise_scale(half: Weights, whole: Weights, size: int) -> Tensor:
 
 
 def norm(tensors: Iterable[Tensor]) -> Tensor:
-    """Of all of them together."""
+    """Of all of them together, one at least."""
     return torch.stack(list(torch._foreach_norm(list(tensors)))).norm()
 
 
@@ -171,7 +177,7 @@ def _no_backward_hooks(model: nn.Module) -> Iterator[None]:
             setattr(module, name, own)
 
 
-def same_batch(one: Any, other: Any) -> float:
+def same_batch(one: Batch, other: Batch) -> float:
     """The share of a batch's numbers, tokens and targets, that another batch has in their place."""
     parts = [(getattr(one, f.name), getattr(other, f.name)) for f in fields(one)]
     if any((a is None) != (b is None) or (a is not None and a.shape != b.shape) for a, b in parts):
@@ -180,26 +186,33 @@ def same_batch(one: Any, other: Any) -> float:
     return sum(int((a == b).sum()) for a, b in both) / sum(a.numel() for a, _ in both)
 
 
-def gradient_error(model: nn.Module, step: DeclaredStep, blocks: Sequence[str]) -> dict[str, Tensor]:
-    """How far the gradients that reached a model are from those of the declared step: the largest relative distance of
-    a row of a matrix, or of a vector, `error.i` in block i, `error` outside of the blocks; and `fit`, the factor
-    between the two.
+def gradient_error(
+    parameters: Mapping[str, nn.Parameter], step: DeclaredStep, blocks: Sequence[str]
+) -> dict[str, Tensor]:
+    """How far the gradients that reached a model's parameters are from those of the declared step: the largest relative
+    distance of a row of a matrix, or of a vector, `error.i` in block i, `error` outside of the blocks; and `fit`, the
+    factor between the two.
     """
+    zero = torch.zeros((), device=step.loss.device)
     found: dict[str, Tensor] = {}
-    product = square = torch.zeros((), device=step.loss.device)
-    for name, p in model.named_parameters():
+    product = square = zero
+    count = sum(p.numel() for p in parameters.values())
+    usual = (norm(step.gradients[name] for name in parameters) / count**0.5).float()
+    for name, p in parameters.items():
         due = step.gradients[name].float()
         there = torch.zeros_like(due) if p.grad is None else p.grad.float()
         key = next((f"error.{place}" for place, path in enumerate(blocks) if name.startswith(f"{path}.")), "error")
-        found[key] = torch.maximum(found.get(key, torch.zeros_like(product)), _error(there, due))
+        found[key] = torch.maximum(found.get(key, zero), _error(there, due, usual))
         product, square = product + (there * due).sum(), square + due.square().sum()
     return found | {"fit": product / square.clamp(min=1e-30)}
 
 
-def _error(there: Tensor, due: Tensor) -> Tensor:
-    """The largest relative distance of a row; rows that hardly matter are measured by those that do."""
-    rows = due.dim() > 1
-    size = due.flatten(1).norm(dim=1) if rows else due.norm()[None]
-    apart = (there - due).flatten(1).norm(dim=1) if rows else (there - due).norm()[None]
-    error = (apart / size.clamp(min=max(1e-30, ROW * float(size.max())))).max()
-    return torch.where(error.isfinite(), error, torch.full_like(error, math.inf))
+def _error(there: Tensor, due: Tensor, usual: Tensor) -> Tensor:
+    """The largest relative distance of a row; rows that hardly matter are measured by those that do, and gradients that
+    are nothing but rounding, as where they are zero by the model's own symmetry, by the `usual` size of all.
+    """
+    there, due = (x.flatten(1) if x.dim() > 1 else x[None] for x in (there, due))
+    size = due.norm(dim=1)
+    least = torch.maximum(ROW * size.max(), LITTLE * usual * due.shape[1] ** 0.5).clamp(min=1e-30)
+    error = ((there - due).norm(dim=1) / torch.maximum(size, least)).max()
+    return error.nan_to_num(nan=math.inf)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from harness.components.kernel import backend_of
-from harness.diagnostics.finding import Measured, NotApplicable
+from harness.diagnostics.finding import Measured, NotApplicable, worst_of
 from harness.diagnostics.masking import apart, in_pieces
 from harness.diagnostics.subject import Subject, first, hooked, kept, mode
 
@@ -28,7 +28,7 @@ def cache_parity(subject: Subject) -> Measured | NotApplicable:
     }
     whole = subject.logits(subject.tokens)
     found = {way: apart(in_pieces(subject, subject.tokens, pieces) - whole, whole) for way, pieces in ways.items()}
-    worst = max(found, key=found.__getitem__)
+    worst = worst_of(found)
     return Measured(found[worst], worst, evidence=found)
 
 
@@ -46,7 +46,7 @@ def decode_work(subject: Subject) -> Measured | NotApplicable:
 
     with hooked(subject.model, {path: partial(count, path) for path in computed}):
         in_pieces(subject, subject.tokens, (third, *(1,) * (length - third)))
-    worst = max(computed, key=computed.__getitem__)
+    worst = worst_of(computed)
     return Measured(computed[worst] / length, worst)
 
 

@@ -16,6 +16,14 @@ Speaks = Literal["always", "of harm", "aside"]
 SAID = {"always": "", "of harm": "; an alarm where training came to harm", "aside": "; never an alarm"}
 
 
+Key = TypeVar("Key")
+
+
+def worst_of(found: Mapping[Key, float]) -> Key:
+    """The name of the largest number; what is no number is worse than any."""
+    return max(found, key=lambda name: math.inf if math.isnan(found[name]) else found[name])
+
+
 @dataclass(frozen=True)
 class Measured:
     """What a probe measured.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from harness.components.attention import positive
 from harness.components.position import Relation
-from harness.diagnostics.finding import Measured, NotApplicable
+from harness.diagnostics.finding import Measured, NotApplicable, worst_of
 from harness.diagnostics.operators import WRONG_DIMENSION, Attended, attended
 from harness.diagnostics.subject import AttentionSite, Subject, first, hooked
 from harness.diagnostics.visibility import MOVED, NEVER_CALLED, Call, calls
@@ -136,7 +136,7 @@ def kernel_parity(subject: Subject) -> Measured | NotApplicable:
             causes[name] = "weights are changed after the softmax: a mask belongs before it"
     if not errors:
         return NotApplicable("no softmax ran")
-    worst = max(errors, key=errors.__getitem__)
+    worst = worst_of(errors)
     return Measured(errors[worst], worst, causes.get(worst, ""), errors)
 
 
@@ -165,7 +165,7 @@ def head_isolation(subject: Subject) -> Measured | NotApplicable:
                 causes[site.path] = "keys and values go to every num_groups-th head, not to neighbours"
     if not wrong:
         return NotApplicable(NEVER_CALLED)
-    worst = max(wrong, key=wrong.__getitem__)
+    worst = worst_of(wrong)
     return Measured(wrong[worst], worst if wrong[worst] else "", causes.get(worst, "") if wrong[worst] else "", wrong)
 
 

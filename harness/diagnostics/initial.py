@@ -5,7 +5,7 @@ from statistics import fmean, stdev
 
 import torch
 
-from harness.diagnostics.finding import Measured, NotApplicable
+from harness.diagnostics.finding import Measured, NotApplicable, worst_of
 from harness.diagnostics.subject import Subject
 from tasks.task import IGNORED, PAD
 
@@ -54,7 +54,7 @@ def target_alignment(subject: Subject) -> Measured | NotApplicable:
         return NotApplicable("an encoder answers in place")
     inputs = batch.inputs if batch.real is None else batch.inputs.where(batch.real, PAD)
     shares = {offset: _share(inputs, batch.targets, offset) for offset in (-1, 0, 1, 2, 3)}
-    best = max(shares, key=shares.__getitem__)
+    best = worst_of(shares)
     cause = "" if best == 1 else f"targets are shifted: they fit tokens {best} places on, not 1"
     if best == 0:
         cause = "the answer is leaked: what is asked for is the token that is being read"

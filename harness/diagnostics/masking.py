@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from harness.diagnostics.finding import Measured, NotApplicable
+from harness.diagnostics.finding import Measured, NotApplicable, worst_of
 from harness.diagnostics.operators import WRONG_DIMENSION, attended
 from harness.diagnostics.subject import AttentionSite, Subject, kept, mode
 from harness.diagnostics.visibility import MOVED, NEVER_CALLED, calls, explain, influence
@@ -24,7 +24,7 @@ def causal_leak(subject: Subject) -> Measured | NotApplicable:
     if not subject.causal:
         return NotApplicable("an encoder sees all tokens")
     leaks = {way: _leak(subject, logits) for way, logits in _ways(subject)}
-    worst = max(leaks, key=leaks.__getitem__)
+    worst = worst_of(leaks)
     if leaks["in evaluation mode"] > MOVED:
         return Measured(leaks[worst], worst, _hiding(subject) or mistake(subject) or _elsewhere(subject), leaks)
     return Measured(leaks[worst], worst, f"tokens ahead are seen {worst} only" if leaks[worst] else "", leaks)
@@ -54,8 +54,9 @@ def _hiding(subject: Subject) -> str:
 def _elsewhere(subject: Subject) -> str:
     """What is left where every attention sublayer is seen to hide what lies ahead."""
     seen = [seen for site, seen in seen_by(subject) if site.causal]
-    hidden = seen and not any(bool(each.triu(1).any()) for each in seen)
-    return "attention hides tokens ahead: something else hands them on, such as a norm over the sequence" * bool(hidden)
+    if not seen or any(bool(each.triu(1).any()) for each in seen):
+        return ""
+    return "the attention that is named hides tokens ahead: something else hands them on, as a norm over the sequence"
 
 
 def _ways(subject: Subject) -> Iterator[tuple[str, Logits]]:
@@ -125,7 +126,7 @@ def visibility(subject: Subject) -> Measured | NotApplicable:
         )
     if not wrong:
         return NotApplicable(NEVER_CALLED)
-    worst = max(wrong, key=wrong.__getitem__)
+    worst = worst_of(wrong)
     return Measured(wrong[worst], worst if wrong[worst] else "", next(filter(None, causes), ""), wrong)
 
 
@@ -143,7 +144,7 @@ def batch_leak(subject: Subject) -> Measured | NotApplicable:
             after = subject.logits(replace(batch, inputs=inputs), training=training)
             rest = torch.arange(len(other), device=other.device) != row
             leaks[way] = max(leaks.get(way, 0.0), apart((after - before)[rest], before))
-    worst = max(leaks, key=leaks.__getitem__)
+    worst = worst_of(leaks)
     return Measured(leaks[worst], worst, evidence=leaks)
 
 
@@ -163,7 +164,7 @@ def pad_invariance(subject: Subject) -> Measured | NotApplicable:
             alone = subject.logits(_cut(tokens.rows(rows), length))
             name = f"{tokens.inputs.shape[1] - length} of token {token}"
             moved[name] = apart(together[rows, :length] - alone, alone)
-    worst = max(moved, key=moved.__getitem__)
+    worst = worst_of(moved)
     return Measured(moved[worst], worst, evidence=moved)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.components.position import PositionEncoding
-from harness.diagnostics.finding import Measured, NotApplicable
+from harness.diagnostics.finding import Measured, NotApplicable, worst_of
 from harness.diagnostics.heads import inputs, outputs
 from harness.diagnostics.masking import apart
 from harness.diagnostics.operators import Attended, attended
@@ -104,7 +104,7 @@ def rotation_fit(subject: Subject) -> Measured | NotApplicable:
             )
     if not errors:
         return NotApplicable("no softmax ran over a whole sequence")
-    worst = max(errors, key=errors.__getitem__)
+    worst = worst_of(errors)
     return Measured(errors[worst], worst, causes[worst], errors)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.diagnostics.contract import Contract
+from harness.diagnostics.contract import Contract, norm
 from harness.diagnostics.operators import Attended, attended
 from harness.diagnostics.subject import Subject, first, hooked
 from tasks.task import Batch
@@ -92,7 +92,7 @@ def block_gradients(subject: Subject) -> Signals:
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Of all their gradients together; 0 without any."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    return torch.stack(list(torch._foreach_norm(gradients))).norm() if gradients else parameters[0].new_zeros(())
+    return norm(gradients) if gradients else parameters[0].new_zeros(())
 
 
 def clip_fit(before: float, after: float, limit: float) -> Signals:

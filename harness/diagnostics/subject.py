@@ -143,8 +143,9 @@ class Subject:
         sites: the attention sublayers.
         positions: what is declared of positions; None: nothing.
         loss: of logits and a batch.
-        training_loss: the loss of a step of training, as training computes it, always of the same batch; None: that
-            of `batch` in training mode.
+        exact_gradients: whether gradients are to be the slope of the loss; not those of straight-through estimators.
+        training_loss: the loss of a step of training, as training computes it, always of the same batch, what is drawn
+            coming of torch's global generator, which probes seed; None: that of `batch` in training mode.
         optimizer: makes the optimiser of training, at its highest learning rate; None: what needs one is not looked at.
         accumulate: adds up the gradients of several batches as training does; None: it reads one batch a step.
         read: logits of a batch read in pieces of so many tokens, with a cache; None: there is no cache.
@@ -161,7 +162,8 @@ class Subject:
         auxiliary: the auxiliary loss of routers in a step of training, and the coefficient of balance that is declared.
         top_k: experts that a token chooses.
         blocks: the modules that each add to the residual stream `(B, T, d_model)` and hand it on, in their order.
-        sublayers: in them, the modules whose result, alone or before others, is added to the stream, all of them.
+        sublayers: in them, the modules whose result, alone or before others, is added to the stream: all of them, in
+            the order in which a block calls them.
         units: the modules that read hidden feed-forward units `(B, T, d_ff)`, those of experts left out.
         routers: the modules that give logits `(…, E)` of experts.
         residual: what a block hands on besides what its sublayers give: its input (*sum*), which a norm may follow
@@ -181,6 +183,7 @@ class Subject:
     sites: tuple[AttentionSite, ...] = ()
     positions: Positions | None = None
     loss: Callable[[Tensor, Batch], Tensor] = lambda logits, batch: answer_loss(logits, batch.targets)
+    exact_gradients: bool = True
     training_loss: Callable[[], Tensor] | None = None
     optimizer: Callable[[], torch.optim.Optimizer] | None = None
     accumulate: Callable[[Sequence[Batch]], None] | None = None
@@ -370,13 +373,19 @@ def _auxiliary(spec: RunSpec, module: TransformerModule) -> tuple[Callable[[], T
 def _sublayers(model: Transformer) -> Iterator[str]:
     for path, block in model.named_modules():
         if isinstance(block, Block):
-            present = {"attention", "feedforward"} | ({"memory_attention"} if block.memory_attention else set())
-            yield from (f"{path}.{name}" for name in sorted(present))
+            steps = {"attention": block.attention_step, "memory_attention": block.memory_step}
+            steps |= {"feedforward": block.feedforward_step}
+            for name, step in steps.items():
+                if step is not None and step.after is None:
+                    yield f"{path}.{name}"
+                elif step is not None:  # a norm behind the sublayer is the last that acts on its result
+                    yield f"{path}.{'memory' if step is block.memory_step else name}_step.after"
 
 
 def _paths(model: nn.Module, kind: type[nn.Module]) -> tuple[str, ...]:
-    """Of the modules of a kind."""
-    return tuple(path for path, module in model.named_modules() if isinstance(module, kind))
+    """Of the modules of a kind, an encoder's first."""
+    found = (path for path, module in model.named_modules() if isinstance(module, kind))
+    return tuple(sorted(found, key=lambda path: not path.startswith("encoder.")))
 
 
 def _probe_tokens(spec: RunSpec) -> Batch:

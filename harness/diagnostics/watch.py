@@ -8,7 +8,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from harness.diagnostics.contract import Contract, DeclaredStep, declared_step, gradient_error, same_batch
+from harness.diagnostics.contract import Contract, declared_step, gradient_error, same_batch
 from harness.diagnostics.signals import (
     Signals,
     Surprise,
@@ -54,7 +54,9 @@ class Watch(pl.Callback):
         self.before: list[torch.Tensor] = []
         self.names: list[str] = []
         self.norm = 0.0
-        self.declared: DeclaredStep | None = None
+        self.started: tuple[Any, list[torch.Tensor]] | None = None  # a step that is compared: its batch, the buffers
+        self.due: torch.Tensor | None = None  # the loss that it should have
+        self.trained: set[str] = set()
         self.last = 0
         self.trouble = ""
 
@@ -74,6 +76,7 @@ class Watch(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Note what is trained, and look at the model as it is before the first step."""
         self.names = matrices(self.subject)
+        self.trained = {name for name, p in self.subject.model.named_parameters() if p.requires_grad}
         self.last = trainer.global_step
         if trainer.global_step == 0:
             self._look(0, self._inside)
@@ -81,11 +84,10 @@ class Watch(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Make the step as it is declared, before the weights move; not of one that reads several batches."""
-        taken = trainer.global_step
-        if taken + 1 in self.compared and self.contract.losses and trainer.accumulate_grad_batches == 1:
-            read = pl_module.batch(taken) if isinstance(pl_module, TransformerModule) else batch
-            self._look(taken + 1, lambda: self._declare(read, taken))
+        """Keep what a step that is compared starts from; not one that reads several batches."""
+        compares = trainer.global_step + 1 in self.compared and trainer.accumulate_grad_batches == 1
+        if compares and self.contract.losses is not None:
+            self.started = batch, [buffer.clone() for buffer in self.subject.model.buffers()]
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
@@ -94,14 +96,14 @@ class Watch(pl.Callback):
         taken = trainer.global_step
         if taken + 1 not in self.observed:
             return
-        self.before = [w.detach().clone() for w in self._weights()]
-        self.norm = gradient_norm(list(self.subject.model.parameters())).item()
+        self._look(taken + 1, self._keep)
         names = {id(p): name for name, p in self.subject.model.named_parameters()}
         self._look(taken + 1, lambda: hyperparameters(optimizer, taken, self.contract, names))
         self._look(taken + 1, lambda: block_gradients(self.subject))
-        if self.declared is not None:
-            apart = gradient_error(self.subject.model, self.declared, self.subject.blocks)
-            self._look(taken + 1, lambda: numbers({f"gradient/{name}": value for name, value in apart.items()}))
+        if self.started is not None:
+            (batch, buffers), self.started = self.started, None
+            read = pl_module.read if isinstance(pl_module, TransformerModule) else batch
+            self._look(taken + 1, lambda: self._compare(read, taken, buffers))
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -112,9 +114,11 @@ class Watch(pl.Callback):
         if step == self.last:
             return
         self.last = step
-        if self.declared is not None:
-            declared, self.declared = self.declared, None
-            self._look(step, lambda: {"step/loss_fit": (self.pending[-1][1] / declared.loss).item()})
+        if self.due is not None:
+            due, self.due = self.due, None
+            self._look(step, lambda: {"step/loss_fit": (self.pending[-1][1] / due).item()})
+        if step in self.observed and self.contract.batch is not None and isinstance(pl_module, TransformerModule):
+            self._look(step, lambda: self._same(pl_module.read, step - 1))
         if self.before:
             before, self.before = self.before, []
             self._look(step, lambda: update(before, [w.detach() for w in self._weights()]))
@@ -141,11 +145,25 @@ class Watch(pl.Callback):
             length, norm = module.shape[1], module.gradient_norm
         self.pending.append((length, loss.detach().float(), norm.float()))
 
-    def _declare(self, read: Any, taken: int) -> Signals:
-        told = self.contract
-        self.declared = step = declared_step(self.subject.model, told, read, taken)
-        found = {f"gradient/{name}": value for name, value in numbers(step.others).items() if not math.isnan(value)}
-        return found | ({"step/batch_fit": same_batch(told.batch(taken), read)} if told.batch else {})
+    def _keep(self) -> Signals:
+        self.before = [w.detach().clone() for w in self._weights()]
+        self.norm = gradient_norm(list(self.subject.model.parameters())).item()
+        return {}
+
+    def _compare(self, read: Any, taken: int, buffers: list[torch.Tensor]) -> Signals:
+        """The gradients that are there with those of the declared step; nothing where that is lost itself."""
+        step = declared_step(self.subject.model, self.contract, read, taken, buffers)
+        if not step.loss.isfinite():
+            return {}
+        self.due = step.loss
+        named = {name: p for name, p in self.subject.model.named_parameters() if name in self.trained}
+        found = numbers(gradient_error(named, step, self.subject.blocks) | step.others)
+        return {f"gradient/{name}": value for name, value in found.items() if not math.isnan(value)}
+
+    def _same(self, read: Batch | None, taken: int) -> Signals:
+        assert self.contract.batch is not None
+        assert read is not None
+        return {"step/batch_fit": same_batch(self.contract.batch(taken), read)}
 
     def _inside(self) -> Signals:
         return inside(self.subject, self.probe)
@@ -157,12 +175,10 @@ class Watch(pl.Callback):
         return clip_fit(self.norm, after, self.contract.clip)
 
     def _look(self, step: int, take: Callable[[], Signals]) -> None:
-        if self.trouble:
-            return
         try:
             self.points.setdefault(step, {}).update(take())
         except Exception as error:  # of a user's own module, anything: the record says it, and the run is not lost
-            self.trouble = in_words(error)
+            self.trouble = self.trouble or in_words(error)
 
 
 def observed(steps: int) -> set[int]:
@@ -172,6 +188,8 @@ def observed(steps: int) -> set[int]:
 
 
 def compared(steps: int) -> set[int]:
-    """The first, one half way and the last: the step is compared with the declared one, which costs up to two more."""
+    """The first, that half way or the next one, and the last: the step is compared with the declared one, which costs
+    up to two more.
+    """
     seen = sorted(observed(steps))
     return {1, next(step for step in seen if 2 * step >= steps), steps}

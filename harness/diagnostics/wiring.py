@@ -54,7 +54,7 @@ def _unmoved(subject: Subject, make: Callable[[], torch.optim.Optimizer]) -> Ite
             _step(subject, optimizer, step)
             for name, p in model.named_parameters():
                 if p.grad is not None:
-                    largest[name] = max(largest[name], float(p.grad.abs().max()))
+                    largest[name] = max(largest[name], float(p.grad.abs().max().nan_to_num(nan=math.inf)))
         for name, p in model.named_parameters():
             if not p.requires_grad:
                 yield name, "is frozen"
@@ -82,11 +82,11 @@ def has_loss(subject: Subject) -> bool:
 
 
 def training_loss(subject: Subject, step: int) -> Tensor:
-    """The loss of a training step."""
+    """The loss of a training step, with the same draws for the same step."""
+    seed_global(step, "diagnostics")
     if subject.training_loss is not None:
         return subject.training_loss()
     assert subject.batch is not None
-    seed_global(step, "diagnostics")
     return subject.loss(subject.predict(subject.model, subject.batch), subject.batch)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from harness import ModelSpec, RunSpec, TrainSpec
 from harness.components.feedforward import MoE, ReLU
-from harness.components.norm import BatchNorm
+from harness.components.norm import BatchNorm, SandwichNorm
 from harness.diagnostics.contract import (
     Contract,
     DeclaredStep,
@@ -31,6 +31,11 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
     "dropout, smoothing": ({"residual_dropout": 0.2, "attention_dropout": 0.1}, {"label_smoothing": 0.1}),
     "experts": ({"feedforward": EXPERTS}, {}),
+    "experts without a balance loss": ({"feedforward": MoE(expert=ReLU(d_ff=8), balance=0.0, bias_rate=0.01)}, {}),
+    "gradients that are rounding": (
+        {"norm": BatchNorm(), "norm_placement": SandwichNorm(), "feedforward": MoE(expert=ReLU(d_ff=8))},
+        {},
+    ),
     "BatchNorm, padded": ({"norm": BatchNorm()}, {"sampling": Padded()}),
 }
 
@@ -55,12 +60,15 @@ def declared(module: TransformerModule) -> DeclaredStep:
 
 
 def errors(module: TransformerModule, step: DeclaredStep) -> dict[str, float]:
-    return {name: value.item() for name, value in gradient_error(module.model, step, ["blocks.0", "blocks.1"]).items()}
+    parameters = dict(module.model.named_parameters())
+    return {name: x.item() for name, x in gradient_error(parameters, step, ["blocks.0", "blocks.1"]).items()}
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_step_is_the_declared_one_and_looking_changes_nothing(kind: tuple[dict[str, Any], dict[str, Any]]) -> None:
     module = module_of(*kind).eval()
+    for experts in module.model.experts():
+        experts.rebalance(torch.rand(experts.spec.num_experts))  # as earlier steps have
     buffers = [buffer.clone() for buffer in module.buffers()]
     draws = torch.get_rng_state()
     step = declared(module)

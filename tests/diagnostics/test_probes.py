@@ -133,7 +133,7 @@ def test_a_leak_outside_of_attention_is_not_put_down_to_the_mask() -> None:
     fault.patch(module, 0.1)
     (first, *_) = (finding for finding in found_in(module) if finding.alarms)
     assert first.probe.name == "causal_leak"
-    assert first.cause.startswith("attention hides tokens ahead: something else hands them on")
+    assert first.cause.startswith("the attention that is named hides tokens ahead")
     assert first.lines()[1].endswith("(healthy: at most 1e-05), behind a cache")
 
 

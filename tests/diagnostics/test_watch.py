@@ -113,7 +113,7 @@ def test_every_kind_of_signal_is_in_the_curves_of_what_it_can_be_seen_in(tmp_pat
 def test_what_acts_is_what_is_declared(tmp_path: Path) -> None:
     run(tiny(weight_decay=0.1, gradient_clip=0.01), directory=tmp_path)
     fits = [(name, value) for line in values(tmp_path) for name, value in line.items() if name.endswith("_fit")]
-    assert len(fits) == 7 * len(observed(60)) + 2 * len(compared(60))
+    assert len(fits) == 8 * len(observed(60)) + len(compared(60))
     assert all(value == pytest.approx(1, abs=0.01) for _, value in fits), fits
 
 
