@@ -322,12 +322,10 @@ def _variants_that_differ(plans: Mapping[str, Document]) -> list[Document]:
         own = {key: plan for key, plan in plans.items() if variant in plan["variants"]}
         base = {key: _baseline(plan) for key, plan in own.items()}
         changed = {key: base[key] | plan.get("differences", {}).get(variant, {}) for key, plan in own.items()}
-        touched = {path for plan in own.values() for path in plan.get("differences", {}).get(variant, {})}
         rows += [
             {"field": f"variants.{variant}.{row['field']}", "values": row["values"]}
             for row in differing(changed)
-            if row["field"] in touched
-            and row["values"] != {key: base[key][row["field"]] for key in base if row["field"] in base[key]}
+            if row["values"] != {key: base[key][row["field"]] for key in base if row["field"] in base[key]}
         ]
     return rows
 
