@@ -190,6 +190,15 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     one.add_argument("--spec", metavar="SPEC_OR_PRESET", help="its untrained model, instead of a run")
     one.add_argument("--overfit", action="store_true", help="also try to learn one batch (200 steps)")
     _add_load(one)
+    one = command(
+        "compare", commands.compare, "Show what differs between runs, or between studies, and what came of it."
+    )
+    one.add_argument(
+        "names",
+        metavar="NAME",
+        nargs="+",
+        help="runs (fingerprint, MLflow run id or folder), or studies (name in the results folder, or folder)",
+    )
     one = command("doctor", commands.doctor, "Show what works on this machine and what does not.")
     _add_tracking(one)
     one = command("dashboard", commands.dashboard, "Serve MLflow's pages on the local store, to this machine only.")

@@ -484,6 +484,39 @@ def diagnose(options: "Namespace") -> Answer:
     return Answer(document, show, INCOMPLETE if alarms else DONE)
 
 
+def compare(options: "Namespace") -> Answer:
+    """What differs between runs, or between studies, and what came of each."""
+    with importing():
+        from harness.comparison import Study, find, of_runs, of_studies, read_run
+        from harness.results import load_study
+
+    kind, folders = find(options.names, options.results)
+    if kind == "run":
+        found = of_runs([read_run(folder) for folder in folders])
+    else:
+        from harness.report.tables import findings, score_summaries
+
+        studies = [findings(load_study(folder)) for folder in folders]
+        found = of_studies([Study(each.data, score_summaries(each.data), each.verdicts) for each in studies])
+    return Answer(found, lambda: _show_comparison(found))
+
+
+def _show_comparison(found: dict[str, Any]) -> None:
+    from harness.comparison import tables
+    from harness.progress import console, table
+
+    out = console(sys.stdout)
+    gap, below = (2 if out.width >= 100 else 1), False
+    for each in tables(found, out.width):
+        if below:
+            out.print()
+        if each.title:
+            out.print(each.title, style="bold" if each.rows else "", soft_wrap=True)
+        if each.rows:
+            out.print(table(each.columns, each.rows, gap=gap))
+        below = bool(each.rows)
+
+
 def doctor(options: "Namespace") -> Answer:
     """What works here."""
     with importing():

@@ -10,7 +10,7 @@ from harness.catalogue import spec_named
 from harness.diagnostics import Finding, History, Subject, detect, examine, history_of, subject_of
 from harness.module import TransformerModule
 from harness.record import RunRecord, read_curves
-from harness.results import run_id
+from harness.results import existing, run_folders
 from harness.schema import UserError
 from harness.spec import RunSpec
 from harness.wording import in_words
@@ -71,18 +71,12 @@ def of_run(name: str, results: Path) -> Examined:
 
 
 def _folder(name: str, results: Path) -> Path:
-    """The folder of a run."""
-    given = Path(name).expanduser()
-    if given.exists():
-        folder = given if given.is_dir() else given.parent
-        if not (folder / "spec.json").exists():
-            raise UserError(f"{given}: there is no run here; name a run's folder, fingerprint or MLflow run id")
-        return folder
-    runs = [path.parent for path in results.glob("*/runs/*/spec.json")]
-    found = [run for run in runs if name in (run.name, run_id(run))]
-    if not found:
-        raise UserError(f"there is no run {name!r} in {results}; runs.csv of a study names fingerprints and run ids")
-    return found[0]
+    """The folder of a run; of those that several studies have, any."""
+    if found := run_folders(name, results):
+        return found[0]
+    if given := existing(name):
+        raise UserError(f"{given}: there is no run here; name a run's folder, fingerprint or MLflow run id")
+    raise UserError(f"there is no run {name!r} in {results}; runs.csv of a study names fingerprints and run ids")
 
 
 def _load(module: TransformerModule, weights: Path) -> None:

@@ -211,9 +211,31 @@ def run_id(directory: Path) -> str:
     """The tracking run of a run, as `tracking` noted it beside the run; empty where nothing was delivered yet."""
     path = directory / "mirror.json"
     try:
-        return str(json.loads(path.read_text()).get("run_id", "")) if path.exists() else ""
-    except json.JSONDecodeError:
+        noted = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError:  # torn, or no text at all
         return ""
+    return str(noted.get("run_id", "")) if isinstance(noted, dict) else ""
+
+
+def existing(name: str) -> Path | None:
+    """The file or folder that a name is the path of; None where there is none."""
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError):  # too long, not to be read, of a user that does not exist
+        return None
+
+
+def run_folders(name: str, results: Path) -> list[Path]:
+    """The folders of the runs that a name means: a run's folder or a file in it, else its MLflow run id or its
+    fingerprint, under which several studies may have the same run. A run's folder is one with a `spec.json`.
+    """
+    given = existing(name)
+    if given is not None:
+        folder = given if given.is_dir() else given.parent
+        return [folder] if (folder / "spec.json").exists() else []
+    runs = sorted(path.parent for path in results.glob("*/runs/*/spec.json"))
+    return [run for run in runs if name in (run.name, run_id(run))]
 
 
 def _scores(document: dict[str, Any], cells: list[tuple[dict[str, Any], RunRecord | None]]) -> pd.DataFrame:

@@ -36,6 +36,7 @@ STATUSES = {
 # A run with one of these has ended without a model worth scoring; the rest is finished or still to come.
 FAILURES = ("diverged", "out_of_memory", "failed")
 PENDING = ("partial", "missing")
+UNEQUAL = 0.05  # a cost that is further than this from another is marked
 
 
 def is_known(value: Any) -> bool:
@@ -106,6 +107,13 @@ def quantity(value: Any, unit: str = "") -> str:
 def whole(value: Any) -> str:
     """A count, its thousands apart; a dash where there is none."""
     return f"{round(value):,}".replace(",", "\u202f") if is_known(value) else ABSENT
+
+
+def unequal(value: Any, other: Any) -> str:
+    """How far a cost is from another, `+12 %`; empty up to `UNEQUAL` and where either is not known."""
+    if not (is_known(value) and is_known(other) and other and abs(value / other - 1) > UNEQUAL):
+        return ""
+    return f"{value / other - 1:+.0%}".replace("%", " %").replace("-", MINUS)
 
 
 def seconds(value: Any) -> str:

@@ -21,6 +21,7 @@ FORBIDDEN = {
     "harness.engine": HEAVY - {"pandas"},
     "harness.stats": (HEAVY | {"harness.spec"}) - {"pandas", "scipy"},
     "harness.report": LEARNING,
+    "harness.comparison": LEARNING | {"seaborn", "matplotlib", "rich"},
     "harness.attention_map": LEARNING | {"seaborn"},
     "harness.tracking": LEARNING - {"mlflow"},
     "harness.progress": LEARNING | {"seaborn"},

@@ -9,7 +9,7 @@ import pandas as pd
 from harness.results import IN_DISTRIBUTION, LEARNING_TIME
 from harness.schema import flatten
 from harness.stats import summary_interval
-from harness.wording import PENDING, is_known, ranges
+from harness.wording import PENDING, ranges, unequal
 
 if TYPE_CHECKING:
     from harness.results import StudyData
@@ -20,7 +20,6 @@ SCORES = ["variant", "task", "seed", "length", "metric", "value"]
 RUNS = ["study", *RUN, "status", "cause", "fingerprint", "mlflow_run_id"]
 LEDGER = ("parameters", "flops", "tokens", "steps", "wall_seconds", "peak_memory_bytes")
 WORDS = ("attention_backend", "attention_reason", "device", "precision")
-UNEQUAL = 0.05  # a cost that is further than this from the baseline's is marked
 
 
 def variants_of(document: dict[str, Any]) -> list[str]:
@@ -263,13 +262,9 @@ def ledger(data: "StudyData") -> pd.DataFrame:
 
 
 def deviations(row: dict[str, Any], base: dict[str, Any]) -> dict[str, str]:
-    """The costs that are further than `UNEQUAL` from the baseline's, as `+12 %`."""
-    found = {}
-    for name in LEDGER:
-        own, theirs = row[name], base[name]
-        if is_known(own) and is_known(theirs) and theirs and abs(own / theirs - 1) > UNEQUAL:
-            found[name] = f"{own / theirs - 1:+.0%}".replace("%", " %").replace("-", "−")
-    return found
+    """The costs that are far from the baseline's, as `+12 %`."""
+    marks = {name: unequal(row[name], base[name]) for name in LEDGER}
+    return {name: mark for name, mark in marks.items() if mark}
 
 
 def _middle(runs: pd.DataFrame, name: str) -> float:
