@@ -87,7 +87,7 @@ def may_rest(name: str, module: TransformerModule, off: bool) -> bool:
     softmax over one key.
     """
     model = module.spec.model
-    sublayer = r"\.feedforward\.(0\.|2\.weight|router\.)|\.feedforward_step\.before\."
+    sublayer = r"\.feedforward\.(0\.|2\.weight|router\.)|\.feedforward_step\.(before\.|after\.weight)"
     passed = model.residual == NoResidual() or re.search(sublayer, name)
     one_key = model.attention == SlidingWindow(window=1) or module.shape[1] == 1
     weighed = re.search(r"\.attention\.(query|key|scale)|^position\.", name)
