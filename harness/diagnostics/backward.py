@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from harness.diagnostics.finding import Measured, NotApplicable, worst_of
 from harness.diagnostics.masking import apart
-from harness.diagnostics.subject import Subject
+from harness.diagnostics.subject import Subject, block_of
 from harness.diagnostics.wiring import has_loss, trained, training_loss
 from harness.seeding import generator
 
@@ -41,10 +41,8 @@ def backward_fit(subject: Subject) -> Measured | NotApplicable:
         return NotApplicable("the loss is rounded to half precision on its way: it has no slope that could be seen")
     precision = DOUBLE if narrowest == DOUBLE.itemsize and _is_same(subject) else SINGLE
     with trained(subject), _in_double(subject.model) if precision == DOUBLE else nullcontext():
-        loss = training_loss(subject, 0)
-        loss.backward()  # through whatever hooks a training step has
-        size = abs(loss.item())
-        errors = {name: max(_errors(subject, own, size, precision)) for name, own in _groups(subject).items()}
+        training_loss(subject, 0).backward()  # through whatever hooks a training step has
+        errors = {name: max(_errors(subject, own, precision)) for name, own in _groups(subject).items()}
     worst = worst_of(errors)
     return Measured(errors[worst], worst, evidence=errors)
 
@@ -52,14 +50,12 @@ def backward_fit(subject: Subject) -> Measured | NotApplicable:
 def _groups(subject: Subject) -> dict[str, list[nn.Parameter]]:
     found: dict[str, list[nn.Parameter]] = {}
     for name, p in subject.model.named_parameters():
-        module = name.rpartition(".")[0]
-        block = next((path for path in subject.blocks if name.startswith(f"{path}.")), module)
         if p.requires_grad:
-            found.setdefault(block, []).append(p)
+            found.setdefault(block_of(name, subject.blocks) or name.rpartition(".")[0], []).append(p)
     return found
 
 
-def _errors(subject: Subject, weights: Sequence[nn.Parameter], loss: float, precision: torch.dtype) -> Iterator[float]:
+def _errors(subject: Subject, weights: Sequence[nn.Parameter], precision: torch.dtype) -> Iterator[float]:
     """By direction; a gradient that is zero has no direction of its own."""
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in weights]
     draws = generator(weights[0].device, 0, "backward", 0, 0)
@@ -69,14 +65,15 @@ def _errors(subject: Subject, weights: Sequence[nn.Parameter], loss: float, prec
     ]
     if any(gradient.any() for gradient in gradients):
         directions.append(gradients)
+    here = _loss_at(subject, weights, weights, 0.0)
     count = sum(p.numel() for p in weights)
     size = max(_dot(weights, weights) ** 0.5, LEAST * count**0.5)
     usual = size * (_dot(gradients, gradients) / count) ** 0.5
     for drawn in directions:
         direction = [d * (size / _dot(drawn, drawn) ** 0.5) for d in drawn]
         promised = _dot(gradients, direction)
-        scale = max(abs(promised), usual, NOTHING * loss)
-        yield min(_excesses(subject, weights, direction, promised, precision, loss, scale))
+        scale = max(abs(promised), usual, NOTHING * abs(here))
+        yield min(_excesses(subject, weights, direction, promised, precision, here, scale))
 
 
 def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
@@ -89,7 +86,7 @@ def _excesses(
     direction: Sequence[Tensor],
     promised: float,
     precision: torch.dtype,
-    loss: float,
+    here: float,
     scale: float,
 ) -> Iterator[float]:
     """How far the slopes ahead and back are from the promised one, relative, beyond what is unsure: that over twice the
@@ -97,10 +94,10 @@ def _excesses(
     two will do. By length, until one is sure: a long one that bends may look straight.
     """
     for step in STEPS[precision]:
-        losses = {times: _loss_at(subject, weights, direction, times * step) for times in (-2, -1, 0, 1, 2)}
-        ahead, back = (losses[1] - losses[0]) / step, (losses[0] - losses[-1]) / step
+        losses = {times: _loss_at(subject, weights, direction, times * step) for times in (-2, -1, 1, 2)}
+        ahead, back = (losses[1] - here) / step, (here - losses[-1]) / step
         far = (losses[2] - losses[-2]) / (4 * step)
-        apart = abs((ahead + back) / 2 - far) + ROUNDING[precision] * loss / step
+        apart = abs((ahead + back) / 2 - far) + ROUNDING[precision] * abs(here) / step
         beyond = max(promised - max(ahead, back), min(ahead, back) - promised) - UNSURE * apart
         yield max(beyond, 0.0) / max(scale, abs(ahead), abs(back))
         if apart < SURE * scale:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from harness.diagnostics.finding import Measured, NotApplicable, worst_of
 from harness.diagnostics.operators import without_fast_path
-from harness.diagnostics.subject import Subject, first, hooked
+from harness.diagnostics.subject import Subject, block_of, first, hooked
 from harness.diagnostics.visibility import NEVER_CALLED
 from harness.seeding import generator
 
@@ -31,7 +31,7 @@ def residual_fit(subject: Subject) -> Measured | NotApplicable:
         return NotApplicable("residual connections are not declared")
     if subject.residual == "normed" and subject.trained:
         return NotApplicable("training has moved the norms that blocks end with")
-    inside = {block: [p for p in subject.sublayers if p.startswith(f"{block}.")] for block in subject.blocks}
+    inside = {block: [p for p in subject.sublayers if block_of(p, [block])] for block in subject.blocks}
     if not inside or not all(inside.values()):
         return NotApplicable("blocks and their sublayers are not named")
     apart: dict[str, float] = {}

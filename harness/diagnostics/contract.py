@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.components.norm import BatchNorm
-from harness.diagnostics.subject import kept, mode
+from harness.diagnostics.subject import block_of, kept, mode
 from harness.module import answer_loss, decay_groups
 from harness.schema import is_foreign
 from harness.seeding import seed_global
@@ -201,7 +201,8 @@ def gradient_error(
     for name, p in parameters.items():
         due = step.gradients[name].float()
         there = torch.zeros_like(due) if p.grad is None else p.grad.float()
-        key = next((f"error.{place}" for place, path in enumerate(blocks) if name.startswith(f"{path}.")), "error")
+        block = block_of(name, blocks)
+        key = f"error.{blocks.index(block)}" if block else "error"
         found[key] = torch.maximum(found.get(key, zero), _error(there, due, usual))
         product, square = product + (there * due).sum(), square + due.square().sum()
     return found | {"fit": product / square.clamp(min=1e-30)}

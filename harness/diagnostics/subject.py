@@ -261,6 +261,11 @@ def hooked(
             handle.remove()
 
 
+def block_of(name: str, blocks: Sequence[str]) -> str:
+    """The block that a parameter or a module is in; empty outside of them."""
+    return next((path for path in blocks if name.startswith(f"{path}.")), "")
+
+
 def first(result: Any) -> Tensor:
     """The tensor that a module gives, alone or before others."""
     found: Tensor = result if isinstance(result, Tensor) else result[0]
