@@ -3,9 +3,12 @@
 In the order of triage: what lies further up explains what lies below it. A diagnosis is the first alarm of this order.
 """
 
+import warnings
+
 from harness.diagnostics import backward, bypass, decoding, experts, heads, initial, masking, position, wiring
-from harness.diagnostics.finding import Finding, Probe
+from harness.diagnostics.finding import Finding, NotApplicable, Probe
 from harness.diagnostics.subject import Subject, one_thread
+from harness.wording import in_words
 
 MOVES = 1e-5  # deviations of the logits: more is no rounding
 
@@ -177,7 +180,7 @@ PROBES = (
     Probe(
         name="residual_fit",
         symptom="blocks do not hand on their input as declared",
-        measures="its distance from what they hand on where their sublayers give nothing, relative",
+        measures="its distance from what they hand on where their sublayers give nothing, or random numbers, relative",
         measure=bypass.residual_fit,
         high=0.01,
         cause="the residual connection is left out, or weighs the input",
@@ -333,6 +336,20 @@ PROBES = (
 
 
 def examine(subject: Subject, *, dear: bool = False) -> list[Finding]:
-    """What every probe finds, in the order of triage; with `dear` also those that take long."""
+    """What every probe finds, in the order of triage; with `dear` also those that take long.
+
+    A probe that cannot look at a model warns and leaves the others their turn; the first one only reads the model, and
+    raises what that raises.
+    """
+    first, *others = PROBES
     with one_thread():
-        return [probe.examine(subject) for probe in PROBES if dear or not probe.on_request]
+        return [first.examine(subject)] + [_tried(probe, subject) for probe in others if dear or not probe.on_request]
+
+
+def _tried(probe: Probe[Subject], subject: Subject) -> Finding:
+    try:
+        return probe.examine(subject)
+    except Exception as error:  # of a foreign module, anything
+        said = f"it could not look at the model: {in_words(error)}"
+        warnings.warn(f"{probe.name}: {said}", stacklevel=3)
+        return Finding(probe, NotApplicable(said), seconds=0.0)

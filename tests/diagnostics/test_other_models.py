@@ -327,3 +327,28 @@ def test_gradients_that_were_there_stay() -> None:
     subject = subject_of(model, optimizer=lambda: torch.optim.SGD(model.head.parameters(), lr=0.1))
     wiring(subject)
     assert all(p.grad is not None and p.grad.equal(old) for p, old in zip(model.parameters(), before, strict=True))
+
+
+class Particular(Model):
+    """It does not train."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            raise LookupError("only to be read")
+        return super().forward(tokens)
+
+
+def test_a_probe_that_cannot_look_says_so_and_the_others_do() -> None:
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="could not look at the model: LookupError: only to be read"):
+        findings = examine(subject_of(Particular(Attention())))
+    failed = [each for each in findings if "only to be read" in str(each.found)]
+    assert 0 < len(failed) < len([each for each in findings if each.measured])
+    assert not [each.document() for each in findings if each.alarms]
+
+
+def test_a_model_that_does_not_run_at_all_raises_what_it_raises() -> None:
+    model = Model(Attention())
+    model.head = nn.Linear(WIDTH + 1, WORDS)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        examine(subject_of(model))

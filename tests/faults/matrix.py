@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -40,9 +40,10 @@ from harness.stats import clopper_pearson
 
 ROOT = Path(__file__).parents[2]
 CALIBRATION, EVALUATION = "calibration", "evaluation"
-HEALTHY_SEEDS = {CALIBRATION: range(50, 51), EVALUATION: range(100, 103)}
-FAULT_SEEDS = {CALIBRATION: (7,), EVALUATION: (17, 27)}
-STRUCTURAL_SEEDS = {CALIBRATION: (0,), EVALUATION: (1, 2)}
+# An evaluation seed that was looked at while a probe was mended evaluates nothing any more: 1, 2, 17, 27, 100 to 102.
+HEALTHY_SEEDS = {CALIBRATION: range(50, 51), EVALUATION: range(200, 204)}
+FAULT_SEEDS = {CALIBRATION: (7,), EVALUATION: (117, 127)}
+STRUCTURAL_SEEDS = {CALIBRATION: (0,), EVALUATION: (11, 12)}
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,9 @@ def run_all(todo: list[Case], folder: Path, jobs: int) -> None:
     left = [case for case in todo if not (folder / f"{case.key}.json").exists()]
     print(f"{len(todo) - len(left)} of {len(todo)} cases are done", file=sys.stderr)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for number, (case, found) in enumerate(zip(left, pool.map(outcome, left), strict=True), 1):
+        cases_of = {pool.submit(outcome, case): case for case in left}
+        for number, done in enumerate(as_completed(cases_of), 1):
+            case, found = cases_of[done], done.result()
             write_atomically(folder / f"{case.key}.json", json.dumps(found))
             if number % 20 == 0:
                 print(
@@ -235,8 +238,11 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_fault(table: pd.DataFrame) -> pd.DataFrame:
-    """A row a fault: recall, what else was said first, steps until it was told, whether it hurt."""
-    faulty = table[table["kind"].isin(["structural", "broken", "unwise"])]
+    """A row a fault: recall, what else was said first, steps until it was told, whether it hurt; without the runs in
+    which an unwise declaration did no harm: there is nothing to tell.
+    """
+    harmless = (table["kind"] == "unwise") & (table["accuracy"] >= GATE)
+    faulty = table[table["kind"].isin(["structural", "broken", "unwise"]) & ~harmless]
     rows = []
     for (kind, fault), own in faulty.groupby(["kind", "fault"], sort=False):
         wrong = sorted(set(own.loc[~own["right"], "first"]))
