@@ -38,7 +38,7 @@ BOUNDS = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<")
 
 @dataclass(frozen=True)
 class FieldEntry:
-    """A field of a spec: its name, type, default and bounds, as text."""
+    """A field of a spec: its name, type, default and bounds, as text; the bounds say also what no value means."""
 
     name: str
     type: str
@@ -53,7 +53,8 @@ class FieldEntry:
 @dataclass(frozen=True)
 class LevelEntry:
     """A level of an axis: what it is, where it comes from, what can be set; `fields` in the order of the class;
-    whether it is what a spec has when nothing is said.
+    whether it is what a spec has when nothing is said; of a level that decides about the kernel of attention, where
+    flash runs, and why it does not elsewhere.
     """
 
     name: str
@@ -62,6 +63,7 @@ class LevelEntry:
     papers: tuple[str, ...]
     fields: tuple[FieldEntry, ...]
     default: bool = False
+    kernel: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,26 @@ def components() -> dict[str, list[LevelEntry]]:
     found = {}
     for path, field in _fields():
         if _is_axis(field):
-            entries = levels(cast("type[Level]", field.annotation))
+            axis = cast("type[Level]", field.annotation)
+            entries = [
+                _with_kernel(entry, kind, path)
+                for entry, kind in zip(levels(axis), axis.levels().values(), strict=True)
+            ]
             found[path] = [_as_default(entry, field.default) for entry in entries]
     return found
+
+
+def _with_kernel(entry: LevelEntry, kind: type[Level], path: str) -> LevelEntry:
+    """The entry of a level that flash attention may be kept off by says so, of its defaults in a decoder."""
+    if not hasattr(kind, "flash_obstacle") or any(field.is_required() for field in kind.model_fields.values()):
+        return entry
+    model = ModelSpec().replaced({path.removeprefix("model."): kind()})
+    obstacles = {device: model.flash_obstacle(device) for device in ("cpu", "cuda")}
+    free = " and ".join(device for device, obstacle in obstacles.items() if not obstacle)
+    kept_off = "; ".join(f"not on {device}: {obstacle}" for device, obstacle in obstacles.items() if obstacle)
+    if not free:
+        kept_off = f"no flash: {obstacles['cuda']}"
+    return replace(entry, kernel="; ".join(filter(None, (f"flash on {free}" if free else "", kept_off))))
 
 
 def _as_default(entry: LevelEntry, default: Level) -> LevelEntry:
@@ -149,6 +168,7 @@ def _field(name: str, field: FieldInfo) -> FieldEntry:
         for mark, attribute, sign in BOUNDS
         if isinstance(bound, mark)
     ]
+    bounds += [field.description] if field.description else []
     return FieldEntry(name, kind, "required" if field.is_required() else _text(field.default), ", ".join(bounds))
 
 

@@ -353,7 +353,11 @@ def _show_catalogue(found: dict[str, Any]) -> None:
     for path, levels in found.get("components", {}).items():
         modules = dict.fromkeys(level["module"] for level in levels)
         out.print(f"\n{path} (from {', '.join(modules)})", style="bold")
-        out.print(table(["level", "what…", "paper…", "fields…"], map(_level_row, levels)))
+        kernels = [level["kernel"] for level in levels]
+        columns, rows = ["level", "what…", "paper…", "fields…"], [_level_row(level) for level in levels]
+        if any(kernels):
+            columns, rows = [*columns, "kernel…"], [[*row, said] for row, said in zip(rows, kernels, strict=True)]
+        out.print(table(columns, rows))
     if "sizes" in found:
         out.print("\nnumbers", style="bold")
         out.print(table(["field", "default…"], ([size["name"], _default(size)] for size in found["sizes"])))

@@ -42,7 +42,7 @@ class ModelSpec(Spec):
     d_model: Annotated[int, Changes("parameters"), Ge(1)] = 64
     num_layers: Annotated[int, Changes("parameters"), Ge(1)] = 2
     num_heads: Annotated[int, Changes("outputs"), Ge(1)] = 4
-    d_head: Annotated[int | None, Changes("parameters"), Field(ge=1)] = None
+    d_head: Annotated[int | None, Changes("parameters"), Field(ge=1, description="None: d_model / num_heads")] = None
     architecture: Annotated[Architecture, Changes("data")] = DecoderOnly()
     position: Annotated[Position, Changes("outputs")] = Sinusoidal()
     attention: Annotated[Attention, Changes("outputs")] = MultiHead()
@@ -272,7 +272,7 @@ class TrainSpec(Spec):
     beta2: Annotated[float, Changes("updates"), Ge(0), Lt(1)] = 0.98
     eps: Annotated[float, Changes("updates"), Gt(0)] = 1e-9
     weight_decay: Annotated[float, Changes("updates"), Ge(0)] = 0.01
-    gradient_clip: Annotated[float | None, Changes("updates"), Field(gt=0)] = 1.0
+    gradient_clip: Annotated[float | None, Changes("updates"), Field(gt=0, description="None: not clipped")] = 1.0
     label_smoothing: Annotated[float, Changes("updates"), Ge(0), Lt(1)] = 0.0
     recompute: Annotated[bool, Changes("hardware")] = False
     sampling: Annotated[Sampling, Changes("data")] = Fresh()

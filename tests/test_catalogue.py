@@ -37,8 +37,21 @@ def test_papers_fields_defaults_and_bounds_are_read_from_the_class() -> None:
     rope = next(level for level in catalogue.components()["model.position"] if level.name == "RoPE")
     assert rope.papers == ("Su et al. 2021, arXiv:2104.09864",)
     assert [str(field) for field in rope.fields] == ["base = 10000.0 (> 1)"]
-    steps = next(size for size in catalogue.sizes() if size.name == "train.steps")
-    assert (steps.type, steps.bounds) == ("int", "≥ 1")
+    sizes = {size.name: size for size in catalogue.sizes()}
+    assert (sizes["train.steps"].type, sizes["train.steps"].bounds) == ("int", "≥ 1")
+    assert str(sizes["model.d_head"]) == "model.d_head = None (≥ 1, None: d_model / num_heads)"
+    unsaid = [name for name, size in sizes.items() if "None" in size.type and "None: " not in size.bounds]
+    assert unsaid == []
+
+
+def test_levels_that_decide_about_the_kernel_say_where_flash_runs() -> None:
+    found = catalogue.components()
+    said = {level.name: level.kernel for path in ("model.attention", "model.position") for level in found[path]}
+    assert (said["MultiHead"], said["RoPE"], said["ALiBi"]) == ("flash on cpu and cuda",) * 3
+    assert said["SlidingWindow"] == "flash on cpu; not on cuda: SlidingWindow masks keys within blocks of the sequence"
+    assert said["Linear"] == "no flash: Linear has no softmax"
+    assert said["T5Bias"].startswith("no flash: T5Bias adds a T×T bias")
+    assert not any(level.kernel for level in found["model.norm"])
 
 
 def test_a_docstring_may_be_long_or_missing() -> None:

@@ -40,6 +40,7 @@ from harness.report.tables import (
     seed_differences,
     verdicts,
 )
+from harness.report.typeset import escaped
 from harness.results import StudyData, load_study
 from harness.schema import flatten
 from harness.stats import compare
@@ -968,3 +969,49 @@ def test_names_that_begin_with_a_number_are_no_numbers() -> None:
 )
 def test_of_many_numbers_beside_the_baselines_the_ends_are_named(means: dict[str, float], said: str) -> None:
     assert beside_baseline(means, "none") == said
+
+
+# Tables for papers
+
+
+def test_every_table_of_the_page_stands_as_shown_in_csv_markdown_and_latex(study: StudyData, tmp_path: Path) -> None:
+    write_report(study, tmp_path)
+    folder, page = tmp_path / "tables" / "as_shown", (tmp_path / "report.md").read_text()
+    names = {path.stem for path in folder.iterdir()}
+    assert {path.name for path in folder.iterdir()} == {f"{name}.{kind}" for name in names for kind in CSV_AND_ALL}
+    assert len(names) == page.count(" --- |\n") + page.count(" ---: |\n")  # each has one such line
+    assert {"answer", "verdicts-1", "what-it-cost", "provenance"} <= names
+    for name in names:
+        markdown_, tex = ((folder / f"{name}.{kind}").read_text() for kind in ("md", "tex"))
+        shown = pd.read_csv(folder / f"{name}.csv", dtype=str, keep_default_na=False)
+        assert markdown_ in page
+        assert (tex.isascii(), tex.count(r" \\" + "\n")) == (True, len(shown) + 1), tex
+        assert all(rule in tex for rule in (r"\toprule", r"\midrule", r"\bottomrule"))
+
+
+CSV_AND_ALL = ("csv", "md", "tex")
+
+
+def test_tables_that_an_earlier_page_had_do_not_stay(tmp_path: Path) -> None:
+    data = write_study(tmp_path / "s", variants=("a", "b"), tasks=("copy",), seeds=2, attention=False)
+    stale = tmp_path / "tables" / "as_shown" / "verdicts-9.tex"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    write_report(data, tmp_path)
+    assert not stale.exists()
+
+
+UNTEX = re.compile(
+    r"\\textbackslash\{\}|\\textasciitilde\{\}|\\textasciicircum\{\}|\\text(?:less|greater|bar)\{\}|\\(.)"
+)
+NAMED = {"textbackslash": "\\", "textasciitilde": "~", "textasciicircum": "^", "textless": "<", "textgreater": ">"}
+
+
+@given(st.text(st.characters(min_codepoint=32, max_codepoint=126)))
+def test_latex_says_what_the_table_says(text: str) -> None:
+    def plain(found: re.Match[str]) -> str:
+        return found[1] or (NAMED | {"textbar": "|"})[found[0][1:-2]]
+
+    written = escaped(text)
+    assert UNTEX.sub(plain, written) == text
+    assert not re.search(r"(?<!\\)[&%$#_^~]", written)

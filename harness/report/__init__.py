@@ -2,7 +2,8 @@
 
 `write_report` turns a study in any state into a folder that explains itself. It draws on bare `Figure`s, never through
 pyplot, so that it can run while other threads work. Beyond DESIGN.md's files it writes `tables/`, the page's tables
-unrounded, and `scores.csv` has two more columns (`mark`, `split`), without which an unsupported length's 0 misleads.
+unrounded, and in `tables/as_shown/` as CSV, Markdown and LaTeX; and `scores.csv` has two more columns (`mark`,
+`split`), without which an unsupported length's 0 misleads.
 """
 
 import base64
@@ -32,6 +33,7 @@ from harness.report.inside import inside_pictures
 from harness.report.look import drawing
 from harness.report.page import compose
 from harness.report.tables import Findings, findings, outcome_counts, runs_table, scores_table
+from harness.report.typeset import typeset
 from harness.wording import PENDING, markdown
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["answer", "write_report"]
 
+ONE_TABLE = '{% from "table.md.j2" import table %}{{ table(shown) }}'
 DPI = 200
 SMALL_DPI = 130  # published reports are committed
 
@@ -65,6 +68,17 @@ def write_report(data: "StudyData", folder: Path, *, publish: bool = False) -> N
         _remove_others(folder, {*tables, *chain.from_iterable(image.files for image in images.values())})
     else:
         write_atomically(folder / "report.html", render(page, "report.html.j2"))
+        _write_as_shown(page, folder / "tables" / "as_shown")
+
+
+def _write_as_shown(page: Page, folder: Path) -> None:
+    """The page's tables, and none that an earlier page had."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = typeset(page, lambda table: environment().from_string(ONE_TABLE).render(shown=table).strip("\n") + "\n")
+    for name, content in files.items():
+        write_atomically(folder / name, content)
+    for path in set(folder.iterdir()) - {folder / name for name in files}:
+        path.unlink()
 
 
 def _draw(found: Findings, chapters: Chapters, folder: Path, *, publish: bool) -> dict[str, Image]:
@@ -141,15 +155,20 @@ def csv(table: pd.DataFrame) -> str:
 
 def render(page: Page, template: str) -> str:
     """A page through one of the templates; HTML escapes whatever users wrote, Markdown by its own filter."""
-    environment = jinja2.Environment(
+    return environment().get_template(template).render(page=page)
+
+
+def environment() -> jinja2.Environment:
+    """The templates, and how they are read."""
+    made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parents[1] / "templates"),
         autoescape=jinja2.select_autoescape(["html.j2"]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["md"] = markdown
-    return environment.get_template(template).render(page=page)
+    made.filters["md"] = markdown
+    return made
 
 
 def _times(found: Findings) -> dict[str, Any]:

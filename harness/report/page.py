@@ -520,7 +520,8 @@ def _provenance(found: Findings, now: datetime) -> list[Block]:
     files = (
         "Beside this page: runs.csv (a row a run, with fingerprint and MLflow run id), scores.csv (every "
         "score, full precision), comparison.csv (a row a comparison), tables/ (this page's tables, "
-        "unrounded), figures/ (PNG; where the study was run also SVG with text as text, and report.html)."
+        "unrounded), figures/ (PNG). Where the study was run also report.html, figures as SVG with text as text, and "
+        "tables/as_shown/ (as they stand here: CSV, Markdown, LaTeX)."
     )
     return [Table(["", ""], rows), Text(files)]
 

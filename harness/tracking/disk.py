@@ -28,6 +28,7 @@ STUDY_FILES = (
     "comparison.csv",
     "figures/*",
     "tables/*",
+    "tables/as_shown/*",
 )
 
 logger = logging.getLogger("harness")
