@@ -332,8 +332,10 @@ def build_model(spec: "ModelSpec", vocab_size: int, *, seed: int) -> Transformer
     """The Transformer of a spec, each parameter drawn from (seed, its name).
 
     Raises:
-        UserError: `spec` is no ModelSpec, or there is no word.
+        UserError: `spec` is no ModelSpec, there is no word, or the seed is negative.
     """
+    if seed < 0:
+        raise UserError(f"seed = {seed}: a seed is 0 or more; choose another")
     if vocab_size < 1:
         raise UserError(f"vocab_size = {vocab_size}: a model has one word or more; give `task.vocab_size`")
     if not hasattr(spec, "architecture"):  # ModelSpec itself is not known here

@@ -368,6 +368,11 @@ def test_a_source_that_nothing_reads_is_refused(architecture: Architecture, name
         model_of(BASE.replace("architecture", architecture))(tokens(2, 3), **{name: given})
 
 
+def test_a_seed_is_no_negative_number() -> None:
+    with pytest.raises(UserError, match="^seed = -1: a seed is 0 or more; choose another$"):
+        build_model(ModelSpec(), 8, seed=-1)
+
+
 @pytest.mark.parametrize("wrong", ["x", RunSpec(task=Copy()), ModelSpec], ids=["str", "RunSpec", "class"])
 def test_a_model_is_built_of_a_model_spec(wrong: Any) -> None:
     with pytest.raises(
