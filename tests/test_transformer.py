@@ -369,7 +369,7 @@ def test_a_source_that_nothing_reads_is_refused(architecture: Architecture, name
 
 
 def test_a_seed_is_no_negative_number() -> None:
-    with pytest.raises(UserError, match="^seed = -1: a seed is 0 or more; choose another$"):
+    with pytest.raises(UserError, match=r"^seed = -1: a seed is 0 or more; choose another$"):
         build_model(ModelSpec(), 8, seed=-1)
 
 
