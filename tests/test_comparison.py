@@ -17,23 +17,11 @@ from small_study import plan, small
 
 from harness import run
 from harness.cli import main
-from harness.comparison import (
-    LOST,
-    Run,
-    Scale,
-    Study,
-    binned,
-    differing,
-    drawing,
-    exact_match,
-    find,
-    loss_curve,
-    of_runs,
-    of_studies,
-    read_run,
-    tables,
-    value,
-)
+from harness.comparison import Run, Study, find, of_runs, of_studies, read_run, tables
+from harness.comparison.curve import LOST, Scale, binned, drawing
+from harness.comparison.differences import differing
+from harness.comparison.runs import exact_match, loss_curve
+from harness.comparison.tables import value
 from harness.components.position import NoPE, Sinusoidal
 from harness.record import Diagnosed, RunRecord, Score
 from harness.report.tables import Findings, score_summaries
