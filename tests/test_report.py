@@ -595,7 +595,16 @@ def test_the_index_gives_each_question_with_every_comparison_and_failure(tmp_pat
         f"of 96 runs 2 diverged, 1 ran out of memory and 1 failed; {missed} of 92 finished runs missed the gate."
         in found.measured
     )
-    assert as_markdown([found]).splitlines()[2].startswith("| [Which position encoding")
+    head, _, line = as_markdown([found]).splitlines()
+    shown = dict(zip(head.strip("| ").split(" | "), line[2:-2].split(" | "), strict=True))
+    assert shown["question"].startswith("[Which position encoding")
+    assert (shown["against"], shown["missed the gate"]) == ("sinusoidal", f"{missed} of 92")
+    for verdict in ("better", "worse", "equivalent"):
+        expected: dict[str, list[str]] = {}
+        for row in table[table["verdict"] == verdict].to_dict("records"):
+            expected.setdefault(row["variant"], []).append(row["task"])
+        named = [v if len(tasks) == 2 else f"{v} ({tasks[0]})" for v, tasks in expected.items()]
+        assert shown[verdict] == ", ".join(named)
 
 
 def test_what_a_chapter_saw_stands_in_the_answer_and_in_the_index(

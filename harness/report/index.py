@@ -1,6 +1,7 @@
-"""The index of published reports: each question with its measured answer, as a Markdown table."""
+"""The index of published reports: each question with its measured answer."""
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,23 @@ from harness.report.tables import records
 from harness.schema import quoted
 from harness.wording import FAILURES, STATUSES, difference, is_known, listed, markdown, seen_phrase
 
+OPEN = UNDECIDED, TIED = "undecided", "mostly tied"
+
 
 @dataclass(frozen=True)
 class PublishedAnswer:
-    """One published report: `folder` relative to the working directory, where it lies below it."""
+    """One published report: `folder` relative to the working directory, where it lies below it; `measured` its answer
+    with all numbers; `verdicts` variants by verdict, in brackets what they are compared with where that is not the
+    baseline.
+    """
 
     study: str
     question: str
     measured: str
     folder: str
+    baseline: str
+    verdicts: Mapping[str, Sequence[str]]
+    missed_gate: str
 
 
 def answers(reference: Path) -> list[PublishedAnswer]:
@@ -29,13 +38,56 @@ def answers(reference: Path) -> list[PublishedAnswer]:
 
 
 def _answer(folder: Path, facts: dict[str, Any]) -> PublishedAnswer:
-    return PublishedAnswer(folder.name, str(facts["question"]), _measured(folder, facts), folder.as_posix())
+    verdicts = _table(folder, "verdicts")
+    found = {label: _names(group, verdicts, facts) for label, group in _by_verdict(verdicts, facts)}
+    missed, finished = _missed(verdicts, facts), facts["outcomes"].get("finished", 0)
+    return PublishedAnswer(
+        study=folder.name,
+        question=str(facts["question"]),
+        measured=_measured(folder, facts),
+        folder=folder.as_posix(),
+        baseline=str(facts["baseline"]),
+        verdicts=found,
+        missed_gate=f"{missed} of {finished}" if missed else "",
+    )
 
 
-def as_markdown(found: list[PublishedAnswer]) -> str:
-    """The table of README."""
-    rows = [f"| [{markdown(a.question)}]({a.folder}/report.md) | {markdown(a.measured)} |" for a in found]
-    return "\n".join(["| question | measured answer |", "|---|---|", *rows])
+def as_markdown(found: Iterable[PublishedAnswer]) -> str:
+    """The table of README: what is decided by name, what is open by number."""
+    columns = ["question", "against", *DECIDED, "open", "missed the gate"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for each in found:
+        decided = [", ".join(map(markdown, each.verdicts[verdict])) for verdict in DECIDED]
+        left = [f"{len(each.verdicts[label])} {label}" for label in OPEN if each.verdicts[label]]
+        link = f"[{markdown(each.question)}]({each.folder}/report.md)"
+        lines.append(
+            f"| {' | '.join([link, markdown(quoted(each.baseline)), *decided, ', '.join(left), each.missed_gate])} |"
+        )
+    return "\n".join(lines)
+
+
+def _by_verdict(verdicts: pd.DataFrame, facts: dict[str, Any]) -> list[tuple[str, pd.DataFrame]]:
+    """Comparisons by verdict; those that are undecided as most pairs tie apart from the others."""
+    compared = verdicts[verdicts["variant"] != facts["baseline"]]
+    tied = (compared["verdict"] == "undecided") & compared["note"].notna()
+    groups = [(verdict, compared[compared["verdict"] == verdict]) for verdict in DECIDED]
+    return [*groups, (UNDECIDED, compared[(compared["verdict"] == "undecided") & ~tied]), (TIED, compared[tied])]
+
+
+def _names(group: pd.DataFrame, verdicts: pd.DataFrame, facts: dict[str, Any]) -> list[str]:
+    """Variants, with the tasks where it is not all on which they were compared."""
+    found = []
+    for variant, rows in group.groupby("variant", sort=False):
+        on = "" if len(rows) == (verdicts["variant"] == variant).sum() else f" ({', '.join(rows['task'])})"
+        other = rows["reference"].iloc[0]
+        found.append(f"{quoted(str(variant))}{'' if other == facts['baseline'] else f' [{other}]'}{on}")
+    return found
+
+
+def _missed(verdicts: pd.DataFrame, facts: dict[str, Any]) -> int:
+    """Finished runs that missed the gate."""
+    failed = sum(facts["outcomes"].get(status, 0) for status in FAILURES)
+    return int((verdicts["gate_of"] - verdicts["gate_passed"]).sum()) - failed
 
 
 def _measured(folder: Path, facts: dict[str, Any]) -> str:
@@ -43,18 +95,13 @@ def _measured(folder: Path, facts: dict[str, Any]) -> str:
     that missed the gate; then what chapters saw and no test covers, where the report was written since they say it.
     """
     verdicts = _table(folder, "verdicts")
-    compared = verdicts[verdicts["variant"] != facts["baseline"]]
-    tied = (compared["verdict"] == "undecided") & compared["note"].notna()
-    groups = [(verdict, compared[compared["verdict"] == verdict]) for verdict in DECIDED]
-    groups += [("undecided", compared[(compared["verdict"] == "undecided") & ~tied])]
-    groups += [("mostly tied", compared[tied])]
+    groups = _by_verdict(verdicts, facts)
     parts = [f"{label}: {_variants(group, facts)}" for label, group in groups if len(group)]
     outcomes = facts["outcomes"]
     bad = [f"{outcomes[status]} {STATUSES[status]}" for status in FAILURES if status in outcomes]
     if bad:
         parts.append(f"of {sum(outcomes.values())} runs {listed(bad)}")
-    failed = sum(outcomes.get(status, 0) for status in FAILURES)
-    if missed := int((verdicts["gate_of"] - verdicts["gate_passed"]).sum()) - failed:
+    if missed := _missed(verdicts, facts):
         parts.append(f"{missed} of {outcomes['finished']} finished runs missed the gate")
     said = (f"Against “{facts['baseline']}”, {facts['scored']}.", f"{_capital('; '.join(parts))}.", _seen(folder))
     return " ".join(filter(None, said))
