@@ -274,7 +274,7 @@ def _status_rows(data: "StudyData", compared: "pd.DataFrame") -> Iterable[list[s
             runs = data.runs[(data.runs["task"] == task) & (data.runs["variant"] == variant)]
             own = scores.loc[(scores["task"] == task) & (scores["variant"] == variant), "score"]
             ended = (~runs["status"].isin(("missing", "partial"))).sum()
-            verdict = "baseline" if variant == baseline else verdicts.get((task, variant), "")
+            verdict = "baseline" if variant == baseline else verdicts.get((task, variant), "") if ended else ""
             yield [task, variant, f"{ended}/{len(runs)}", decimal(own.mean()) if own.notna().any() else "", verdict]
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 import pandas as pd
 import torch
 
+from harness.cost import check_countable
 from harness.engine import Ended, Event, Job, LocalEngine, heeded_signals
 from harness.locks import holder, signed
 from harness.record import RunRecord
@@ -123,6 +124,9 @@ def run_study(
         mirror.prepare()
     is_new = not (folder / "study.json").exists()
     if is_new:  # of a study that does not start nothing is written
+        for task in ablation.tasks:
+            for variant in plan.variants:
+                check_countable(plan.first(variant, task))
         check_comparisons(plan)
     make_writable(folder)
     with locked(folder, plan.name), heeded() as signals:

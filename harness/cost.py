@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.components.feedforward import MixtureOfExperts
-from harness.schema import UserError
+from harness.schema import UserError, is_foreign
 from harness.spec import ModelSpec, RunSpec, TrainSpec
 from harness.transformer import Block, Transformer
 
@@ -163,6 +163,17 @@ def training_flops(spec: RunSpec, sequences: Iterable[tuple[tuple[int, int], int
     """Operations of a training run that read `((tokens a sequence, of its source), number of such sequences)`."""
     passes, vocabulary = training_passes(spec.train), spec.task.vocab_size
     return float(sum(passes * count * forward_flops(spec.model, vocabulary, *tokens) for tokens, count in sequences))
+
+
+def check_countable(spec: RunSpec) -> None:
+    """Raise `UserError` where a run's own cost could not be counted once it has trained: a user's own level may not run
+    without numbers.
+    """
+    if any(is_foreign(type(part)) for part in spec.model.specs()):
+        batch = spec.training_batch(0, torch.device(spec.device))
+        source = 0 if batch.source is None else batch.source.shape[1]
+        with counting(f"a {spec.task.kind} model"):
+            training_flops(spec, [((batch.inputs.shape[1], source), 1)])
 
 
 def costs_by_length(spec: RunSpec) -> list[dict[str, float]]:

@@ -16,7 +16,7 @@ import pytorch_lightning as pl
 import torch
 
 from harness.backend import attention_backend
-from harness.cost import parameters, training_flops
+from harness.cost import check_countable, parameters, training_flops
 from harness.diagnostics.contract import contract_of
 from harness.diagnostics.structure import structural, unseen, watched
 from harness.diagnostics.subject import subject_of
@@ -197,6 +197,7 @@ class _Attempt:
             self.scores = zero_scores(self.spec)
             return "diverged", str(error)
         except Exception as error:
+            self.scores, self.answers, self.greedy = (), answer_metrics(self.spec, fresh={}, seen={}), float("nan")
             if _is_out_of_memory(error):
                 return "out_of_memory", in_words(error)
             if full_disk(error):  # no outcome of the run: it goes on from its checkpoint
@@ -214,6 +215,7 @@ class _Attempt:
         self.spec.train.kernel.check(backend, reason)
         self.ledger |= {"attention_backend": backend, "attention_reason": reason}
         self.ledger["parameters"] = parameters(module.model)
+        check_countable(self.spec)
 
     def _callbacks(self, module: TransformerModule) -> list[pl.Callback]:
         """The watch comes first: the journal writes what it sees."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, get_args, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -42,9 +42,20 @@ class UserError(ValueError):
 
 @dataclass(frozen=True)
 class Changes:
-    """Marks what a spec field changes when it is flipped; a test flips every field and sees exactly that."""
+    """Marks what a spec field changes when it is flipped; a test flips every field and sees exactly that.
+
+    Raises:
+        UserError: that is no word for it.
+    """
 
     what: Literal["parameters", "outputs", "loss", "data", "schedule", "updates", "evaluation", "hardware"]
+
+    def __post_init__(self) -> None:
+        words = list(get_args(get_type_hints(Changes)["what"]))
+        if self.what not in words:
+            raise UserError(
+                f"Changes({self.what!r}): this is nothing that a field changes; {nearest(self.what, words)}"
+            )
 
 
 def quoted(name: str) -> str:
@@ -407,6 +418,8 @@ REMEDIES = {
     "less_than": "use less than {bound}",
     "int_type": "give a plain whole number, e.g. 3",
     "float_type": "give a plain number, e.g. 0.5",
+    "tuple_type": "write (…,) around a single one, with the comma",
+    "too_short": "name one at least",
 }
 
 

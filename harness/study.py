@@ -184,6 +184,11 @@ class Ablation(Spec):
         Raises:
             UserError: the ablation has no such budget.
         """
+        if name not in self.budgets and name == self.default_budget:
+            raise UserError(
+                f"this ablation has no budget 'quick', which is meant where none is named; name one with "
+                f"--budget: {', '.join(self.budgets)}"
+            )
         if name not in self.budgets:
             remedy = f"add it to its budgets or choose one: {nearest(name, self.budgets)}"
             raise UserError(f"budget {name!r}: this ablation has no such budget; {remedy}")
@@ -382,7 +387,8 @@ def survey(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:
     notices: list[str] = []
     states = {cell.fingerprint: _state(cell, folder, notices) for cell in plan.cells}
     if (folder / "study.json").exists() and not earlier_plan(folder):
-        notices.append(f"{folder / 'study.json'} is corrupt; it is written anew")
+        kept = set_aside(folder / "study.json").name
+        notices.append(f"{folder / 'study.json'} is corrupt; kept as {kept}, it is written anew")
     if stale := stale_runs(plan, folder, lambda name: (folder / "runs" / name / "record.json").exists()):
         notices.append(f"{stale} earlier runs no longer fit their spec or result version; they are kept and done again")
     return states, notices

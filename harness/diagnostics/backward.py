@@ -1,7 +1,7 @@
 """A probe of the backward pass: whether gradients are the slope of the loss, by differences of the loss alone."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from harness.diagnostics.finding import Measured, NotApplicable, worst_of
+from harness.diagnostics.keeping import in_double
 from harness.diagnostics.masking import apart
 from harness.diagnostics.subject import Subject, block_of
 from harness.diagnostics.wiring import has_loss, trained, training_loss
@@ -35,12 +36,12 @@ def backward_fit(subject: Subject) -> Measured | NotApplicable:
         return NotApplicable("there is nothing that training would learn from")
     if not subject.exact_gradients:
         return NotApplicable("gradients are not declared to be the slope of the loss")
-    with trained(subject), _in_double(subject.model):
+    with trained(subject), in_double(subject.model):
         narrowest = _narrowest(subject)
     if narrowest < SINGLE.itemsize:
         return NotApplicable("the loss is rounded to half precision on its way: it has no slope that could be seen")
     precision = DOUBLE if narrowest == DOUBLE.itemsize and _is_same(subject) else SINGLE
-    with trained(subject), _in_double(subject.model) if precision == DOUBLE else nullcontext():
+    with trained(subject), in_double(subject.model) if precision == DOUBLE else nullcontext():
         training_loss(subject, 0).backward()  # through whatever hooks a training step has
         errors = {name: max(_errors(subject, own, precision)) for name, own in _groups(subject).items()}
     worst = worst_of(errors)
@@ -148,29 +149,8 @@ def _is_same(subject: Subject) -> bool:
     """
     single = subject.logits(subject.tokens)
     try:
-        with _in_double(subject.model):
+        with in_double(subject.model):
             double = subject.logits(subject.tokens)
     except Exception:  # of a module that keeps something of fp32, anything
         return False
     return apart(double - single, single) <= SAME
-
-
-@contextmanager
-def _in_double(model: nn.Module) -> Iterator[None]:
-    """A model whose weights and buffers are fp64 for a while; what modules keep of that is forgotten."""
-    weights = [(p, p.data) for p in model.parameters()]
-    kept = [(module, dict(module._buffers), dict(vars(module))) for module in model.modules()]
-    model.double()
-    try:
-        yield
-    finally:
-        for p, data in weights:
-            p.grad, p.data = None, data
-        for module, buffers, before in kept:
-            module._buffers.clear()
-            module._buffers.update(buffers)
-            for name, value in dict(vars(module)).items():
-                if isinstance(value, Tensor) and name in before:
-                    vars(module)[name] = before[name]
-                elif isinstance(value, Tensor):
-                    delattr(module, name)

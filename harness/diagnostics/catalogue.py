@@ -7,6 +7,7 @@ import warnings
 
 from harness.diagnostics import backward, bypass, decoding, experts, heads, initial, masking, position, wiring
 from harness.diagnostics.finding import Finding, NotApplicable, Probe
+from harness.diagnostics.keeping import weights_kept
 from harness.diagnostics.subject import Subject, one_thread
 from harness.wording import in_words
 
@@ -342,7 +343,7 @@ def examine(subject: Subject, *, dear: bool = False) -> list[Finding]:
     raises what that raises.
     """
     first, *others = PROBES
-    with one_thread():
+    with one_thread(), weights_kept(subject.model):
         return [first.examine(subject)] + [_tried(probe, subject) for probe in others if dear or not probe.on_request]
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from harness.components.norm import BatchNorm
-from harness.diagnostics.subject import block_of, kept, mode
+from harness.diagnostics.keeping import kept, mode
+from harness.diagnostics.subject import block_of
 from harness.module import answer_loss, decay_groups
 from harness.schema import is_foreign
 from harness.seeding import seed_global

@@ -9,8 +9,9 @@ from torch import nn
 
 from harness.components.kernel import backend_of
 from harness.diagnostics.finding import Measured, NotApplicable, worst_of
+from harness.diagnostics.keeping import kept, mode
 from harness.diagnostics.masking import apart, in_pieces
-from harness.diagnostics.subject import Subject, first, hooked, kept, mode
+from harness.diagnostics.subject import Subject, first, hooked
 
 
 def cache_parity(subject: Subject) -> Measured | NotApplicable:

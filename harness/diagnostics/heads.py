@@ -17,6 +17,7 @@ from harness.diagnostics.subject import AttentionSite, Subject, first, hooked
 from harness.diagnostics.visibility import MOVED, NEVER_CALLED, Call, calls
 
 NEAR = 0.01  # of a factor
+UNEVEN = 0.01  # of a factor by which vectors have grown: rotations and rounding change less from token to token
 
 
 def scale_fit(subject: Subject) -> Measured | NotApplicable:
@@ -28,7 +29,7 @@ def scale_fit(subject: Subject) -> Measured | NotApplicable:
     sites = [site for site in subject.sites if site.scale is not None and site.query]
     if not sites:
         return NotApplicable("no scale is declared, or no projection of queries is named")
-    with outputs(subject, (name for site in sites for name in (site.query, site.key, site.value))) as made:
+    with every_output(subject, (name for site in sites for name in (site.query, site.key, site.value))) as made:
         ran = defaultdict(list)
         for call in attended(subject):
             ran[call.path].append(call)
@@ -37,12 +38,12 @@ def scale_fit(subject: Subject) -> Measured | NotApplicable:
         if ran[site.path]:
             ratios |= {f"{site.path} head {h}": r for h, r in enumerate(_softmax_ratios(site, ran[site.path], made))}
         elif site.feature_map and site.key and site.value and site.output:
-            ratios[site.path] = _linear_ratio(subject, site, made)
+            ratios[site.path] = _linear_ratio(subject, site, {name: each[0] for name, each in made.items()})
     if not ratios:
-        return NotApplicable("no softmax ran in its sublayers")
+        return NotApplicable("no softmax ran on the queries and keys that are named, as they were made")
     worst = max(ratios, key=lambda name: abs(math.log(max(ratios[name], 1e-30))))
     site = next(site for site in sites if site.path == worst.partition(" ")[0])
-    return Measured(ratios[worst], worst, _scale_named(site, made[site.query], ratios[worst]), ratios)
+    return Measured(ratios[worst], worst, _scale_named(site, made[site.query][0], ratios[worst]), ratios)
 
 
 def _scale_named(site: AttentionSite, made: Tensor, ratio: float) -> str:
@@ -60,28 +61,43 @@ def _scale_named(site: AttentionSite, made: Tensor, ratio: float) -> str:
     return next((cause for cause, factor in usual.items() if abs(acts / factor - 1) < NEAR < abs(ratio - 1)), "")
 
 
-def _softmax_ratios(site: AttentionSite, ran: list[Attended], made: dict[str, Tensor]) -> list[float]:
+def _softmax_ratios(site: AttentionSite, ran: list[Attended], made: dict[str, list[Tensor]]) -> list[float]:
+    """By head; none where what attention took is not what was made, times a factor."""
     assert site.scale is not None
-    grown = _growth(site, site.part("query", made[site.query]), [call.query for call in ran])
-    if site.key:
-        of_keys = _growth(site, site.part("key", made[site.key]), [call.key for call in ran])
-        grown = grown * of_keys.repeat_interleave(len(grown) // len(of_keys))
-    return [float(factor) for factor in grown * ran[0].scale / site.scale]
+    grown = _growth(site, [site.part("query", each) for each in made[site.query]], [call.query for call in ran])
+    if site.key and grown is not None:
+        of_keys = _growth(site, [site.part("key", each) for each in made[site.key]], [call.key for call in ran])
+        grown = None if of_keys is None else grown * of_keys.repeat_interleave(len(grown) // len(of_keys))
+    return [] if grown is None else [float(factor) for factor in grown * ran[0].scale / site.scale]
 
 
-def _growth(site: AttentionSite, made: Tensor, taken: list[Tensor]) -> Tensor:
+def _growth(site: AttentionSite, made: list[Tensor], taken: list[Tensor]) -> Tensor | None:
     """`(heads,)`, or one number where the kernel was not told of heads: the longest vector that a kernel took over the
-    longest that was made, `(B, heads, T, d)`, both as far as positions have left them alone. Where keys of groups were
-    repeated for the heads, those of the heads.
+    longest that was made, `(B, heads, T, d)`, of all calls of a sublayer, as far as positions have left them alone.
+    Where keys of groups were repeated for the heads, those of the heads. None where nothing was made, or where tokens
+    have grown by different factors, as of another head's vectors, or by a norm that is not named.
     """
-    width = made.shape[-1]
-    parts = [made, *(x[..., :width] for x in taken)]
-    if site.shifted:
-        parts = [x - x.mean((0, 2), keepdim=True) for x in parts]
-    longest = [x.double().norm(dim=-1).amax((0, 2)) for x in parts]
-    after, before = torch.stack(longest[1:]).amax(0), longest[0]
-    before = before.amax()[None] if len(after) % len(before) else before.repeat_interleave(len(after) // len(before))
-    return after / before.clamp(min=1e-30)
+    width = made[0].shape[-1]
+
+    def lengths(parts: list[Tensor]) -> list[Tensor]:
+        parts = [x[..., :width] - (x[..., :width].mean((0, 2), keepdim=True) if site.shifted else 0) for x in parts]
+        return [x.double().norm(dim=-1) for x in parts]
+
+    before, after = lengths(made), lengths(taken)
+    if [x.shape for x in before] == [x.shape for x in after] and _uneven(torch.stack(before), torch.stack(after)):
+        return None
+    longest, grown = (torch.stack([x.amax((0, 2)) for x in each]).amax(0) for each in (before, after))
+    if not longest.all():
+        return None
+    many = len(grown) % len(longest) == 0
+    return grown / (longest.repeat_interleave(len(grown) // len(longest)) if many else longest.amax()[None])
+
+
+def _uneven(before: Tensor, after: Tensor) -> bool:
+    """Whether vectors of one head have grown by different factors, by their lengths `(calls, B, heads, T)`."""
+    factors = (after / before).movedim(2, 0).flatten(1)
+    factors = factors.masked_fill(~factors.isfinite(), math.nan)
+    return bool(((factors - factors.nanmean(1, keepdim=True)).abs() > UNEVEN * factors.nanmedian()).any())
 
 
 def _linear_ratio(subject: Subject, site: AttentionSite, made: dict[str, Tensor]) -> float:
@@ -146,7 +162,9 @@ def _gap(one: Tensor, other: Tensor) -> float:
 
 
 def head_isolation(subject: Subject) -> Measured | NotApplicable:
-    """Heads whose result moves with another group's values, or not with its own, of all sublayers."""
+    """Heads whose result moves with another group's values, or not with its own, or with another head's queries or
+    another group's keys, of all sublayers.
+    """
     sites = [site for site in subject.sites if site.value and site.output]
     if not sites:
         return NotApplicable("no projections of values are named")
@@ -155,9 +173,13 @@ def head_isolation(subject: Subject) -> Measured | NotApplicable:
     with calls(subject) as found:
         for site in (site for site in sites if site.path in found):
             call, groups = found[site.path], torch.arange(site.num_groups)[:, None]
-            moved = _moved_heads(subject, site, call)
+            moved = _moved_heads(subject, site, call, "value")
             owned = groups == torch.arange(site.num_heads) // (site.num_heads // site.num_groups)
             wrong[site.path] = float((moved != owned).sum())
+            others = {name: _others_read(subject, site, call, name) for name in ("query", "key") if getattr(site, name)}
+            if not wrong[site.path] and any(others.values()):
+                wrong[site.path] = float(sum(others.values()))
+                causes[site.path] = f"a head reads another one's {'queries' if others.get('query') else 'keys'}"
             if _exchanged(subject, site, call):
                 wrong[site.path] = float(owned.sum())
                 causes[site.path] = "keys and values are exchanged"
@@ -169,11 +191,19 @@ def head_isolation(subject: Subject) -> Measured | NotApplicable:
     return Measured(wrong[worst], worst if wrong[worst] else "", causes.get(worst, "") if wrong[worst] else "", wrong)
 
 
-def _moved_heads(subject: Subject, site: AttentionSite, call: Call) -> Tensor:
-    """`(G, H)`: the heads whose results move when a group's values do."""
+def _others_read(subject: Subject, site: AttentionSite, call: Call, name: str) -> int:
+    """Pairs of a head's queries, or a group's keys, and a head that moves with them and should not."""
+    moved = _moved_heads(subject, site, call, name)
+    shared = site.num_heads // len(moved)
+    owned = torch.arange(len(moved))[:, None] == torch.arange(site.num_heads) // shared
+    return int((moved & ~owned).sum())
+
+
+def _moved_heads(subject: Subject, site: AttentionSite, call: Call, name: str) -> Tensor:
+    """`(heads, H)`: the heads whose results move when a head's queries, or a group's keys or values, do."""
     before, moved = mixed(subject, site, call), []
-    for group in range(site.num_groups):
-        with turned(subject, site, "value", slice(group, group + 1)):
+    for group in range(site.num_heads if name == "query" else site.num_groups):
+        with turned(subject, site, name, slice(group, group + 1)):
             far = (mixed(subject, site, call) - before).abs().amax((0, 1)).unflatten(0, (site.num_heads, -1)).amax(-1)
         moved.append(far > MOVED * before.std())
     return torch.stack(moved).cpu()
@@ -213,9 +243,18 @@ def mixed(subject: Subject, site: AttentionSite, call: Call) -> Tensor:
 def outputs(subject: Subject, names: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     """What the named modules give, by name; of several calls the first."""
     found: dict[str, Tensor] = {}
+    with every_output(subject, names) as made:
+        yield found
+    found |= {name: given[0] for name, given in made.items()}
+
+
+@contextmanager
+def every_output(subject: Subject, names: Iterable[str]) -> Iterator[dict[str, list[Tensor]]]:
+    """What the named modules give, by name, call by call."""
+    found: dict[str, list[Tensor]] = {}
 
     def keep(name: str, module: nn.Module, args: object, kwargs: object, result: object) -> None:
-        found.setdefault(name, first(result).detach())
+        found.setdefault(name, []).append(first(result).detach())
 
     with hooked(subject.model, {name: partial(keep, name) for name in filter(None, names)}):
         yield found

@@ -1,13 +1,14 @@
 """Probes of an untrained model and of its data: the first loss, what weights are drawn from, what is asked for."""
 
 import math
+from dataclasses import replace
 from statistics import fmean, stdev
 
 import torch
 
 from harness.diagnostics.finding import Measured, NotApplicable, worst_of
 from harness.diagnostics.subject import Subject
-from tasks.task import IGNORED, PAD
+from tasks.task import IGNORED, PAD, Batch
 
 FEWEST = 64  # numbers whose deviation says something
 SURE = 5.0  # standard errors that a sample's deviation may miss the declared one by
@@ -46,19 +47,39 @@ def init_std(subject: Subject) -> Measured | NotApplicable:
 
 
 def target_alignment(subject: Subject) -> Measured | NotApplicable:
-    """The share of targets that are the next token of what is read, where the next one is read at all."""
+    """The share of targets that are the next token of what is read, where the next one is read at all; the token itself
+    where the loss moves targets on.
+    """
     batch = subject.batch
     if batch is None:
         return NotApplicable("there is no batch with targets")
     if not subject.causal:
         return NotApplicable("an encoder answers in place")
     inputs = batch.inputs if batch.real is None else batch.inputs.where(batch.real, PAD)
+    due = 0 if _moves_on(subject, batch) else 1
     shares = {offset: _share(inputs, batch.targets, offset) for offset in (-1, 0, 1, 2, 3)}
     best = worst_of(shares)
-    cause = "" if best == 1 else f"targets are shifted: they fit tokens {best} places on, not 1"
-    if best == 0:
+    cause = "" if best == due else f"targets are shifted: they fit tokens {best} places on, not {due}"
+    if best == 0 and due == 1:
         cause = "the answer is leaked: what is asked for is the token that is being read"
-    return Measured(shares[1], f"{best} places on fit best", cause, {str(k): v for k, v in shares.items()})
+    elif best == 1 and due == 0:
+        cause = "targets are shifted twice: by the data, and by the loss"
+    return Measured(shares[due], f"{best} places on fit best", cause, {str(k): v for k, v in shares.items()})
+
+
+def _moves_on(subject: Subject, batch: Batch) -> bool:
+    """Whether the loss itself compares logits with the next target: then neither the first target nor the last logits
+    ever matter.
+    """
+    logits, targets = subject.logits(batch), subject.others(batch.inputs)
+    other_logits, other_targets = logits.clone(), targets.clone()
+    other_logits[:, -1] = logits[:, 0].flip(-1)
+    other_targets[:, 0] = batch.inputs[:, 0]
+
+    def loss(of: torch.Tensor, to: torch.Tensor) -> float:
+        return float(subject.loss(of, replace(batch, targets=to)))
+
+    return loss(logits, targets) == loss(other_logits, targets) == loss(logits, other_targets)
 
 
 def _share(inputs: torch.Tensor, targets: torch.Tensor, offset: int) -> float:

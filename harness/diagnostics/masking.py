@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from harness.diagnostics.finding import Measured, NotApplicable, worst_of
+from harness.diagnostics.keeping import kept, mode, seed_draws
 from harness.diagnostics.operators import WRONG_DIMENSION, attended
-from harness.diagnostics.subject import AttentionSite, Subject, kept, mode
+from harness.diagnostics.subject import AttentionSite, Subject
 from harness.diagnostics.visibility import MOVED, NEVER_CALLED, calls, explain, influence
-from harness.seeding import seed_global
 from tasks.task import PAD, Batch
 
 Logits = Callable[[Batch], Tensor]
@@ -44,7 +44,7 @@ def _hiding(subject: Subject) -> str:
             continue  # this sublayer hides them
         if call.changed and call.weights is not None and not call.weights[..., ahead].any():
             return "the mask acts after the softmax, so that keys ahead still take their share of each row's sum"
-        if not logits[..., ahead].any():
+        if bool((logits[..., ahead].abs() < 1e-9).all()):
             return "the mask sets logits to zero: before a softmax that hides nothing"
         if call.mask is not None and bool((call.mask.expand_as(logits)[..., ahead] < -1).all()):
             return "the mask adds a finite number, which is too small to hide a key"
@@ -95,9 +95,12 @@ def apart(difference: Tensor, scale: Tensor) -> float:
 
 
 def seen_by(subject: Subject) -> list[tuple[AttentionSite, Tensor]]:
-    """Each attention sublayer that is called and reads its own tokens, and what it sees, `(B, T, T)`."""
+    """Each attention sublayer that is called and reads its own tokens, and what it sees, `(B, T, T)`; none that gives
+    nothing, as where an output projection is drawn as zero.
+    """
     with calls(subject) as found:
         sites = [site for site in subject.sites if not site.across and site.path in found]
+        sites = [site for site in sites if found[site.path].result.any()]
         return [(site, influence(found[site.path]) > MOVED) for site in sites]
 
 
@@ -125,7 +128,7 @@ def visibility(subject: Subject) -> Measured | NotApplicable:
             ((declared & ~seen).sum() + more.clamp(min=0).sum() + (seen & ~allowed).sum()) / len(seen)
         )
     if not wrong:
-        return NotApplicable(NEVER_CALLED)
+        return NotApplicable(f"{NEVER_CALLED}, or all of them give zero")
     worst = worst_of(wrong)
     return Measured(wrong[worst], worst if wrong[worst] else "", next(filter(None, causes), ""), wrong)
 
@@ -197,7 +200,7 @@ def masked_row(subject: Subject) -> Measured | NotApplicable:
     real[-1] = False
     batch = replace(marked(tokens, real, PAD), **({} if tokens.source is None else {"real": everything}))
     with mode(subject.model, training=True), kept(subject.model):
-        seed_global(0, "diagnostics")
+        seed_draws(0, "diagnostics")
         logits = subject.predict(subject.model, batch)[:-1]
         trained = [p for p in subject.model.parameters() if p.requires_grad]
         gradients = torch.autograd.grad(logits.float().logsumexp(-1).mean(), trained, allow_unused=True)

@@ -18,6 +18,7 @@ from harness.diagnostics.subject import Subject, hooked
 from tasks.task import Batch
 
 WRONG_DIMENSION = "the softmax runs over another dimension than that of keys"
+UNRELATED = 0.5  # of the logits' squares: a product that leaves more of them unexplained is not theirs
 CAST = 0.01  # of the largest weight: more is no rounding to half precision
 
 
@@ -190,8 +191,11 @@ class _Watch(TorchDispatchMode):
             return x.reshape(count, -1, *x.shape[-2:]).clone()
 
         product, mine = table(query @ key), table(logits)
-        scale = slope(product, mine)
+        scale, unexplained = slope(product, mine)
         weights, made = table(weights).clone(), table(softmax.weights)
+        changed = bool((weights - made).abs().max() > CAST * made.max())
+        if unexplained > UNRELATED or (changed and _reordered(weights, made)):
+            return  # rows of the softmax stand in another order than those of one of the products
         self.found.append(
             Attended(
                 path=self.where[-1] if self.where else "",
@@ -204,35 +208,46 @@ class _Watch(TorchDispatchMode):
                 causal=False,
                 output=of_queries(output),
                 weights=weights,
-                changed=bool((weights - made).abs().max() > CAST * made.max()),
+                changed=changed,
                 over_keys=softmax.over_keys,
             )
         )
+
+
+def _reordered(weights: Tensor, made: Tensor) -> bool:
+    """Whether weights are those that a softmax gave, row by row or column by column in other places."""
+    one, other = (x.flatten().sort().values for x in (weights, made))
+    return bool((one - other).abs().max() <= CAST * made.max())
 
 
 def _same_table(one: Tensor, other: Tensor) -> bool:
     return one.numel() == other.numel() and one.shape[-1] == other.shape[-1]
 
 
-def slope(product: Tensor, logits: Tensor) -> float:
+def slope(product: Tensor, logits: Tensor) -> tuple[float, float]:
     """The factor c of logits = c · product + mask, `(N, H, T, K)`, where the mask is the same for all sequences: from
-    how far logits of one place differ between sequences. Of a single sequence: the least squares line.
+    how far logits of one place differ between sequences; and the share of their squares that it leaves unexplained. Of
+    a single sequence: the least squares line, of which nothing is said.
 
     Where heads have no dimension of their own, N is B · H, and only every H-th row has the same mask: the distance of
     rows is taken that fits best.
     """
     x, y = product.double(), logits.double()
-    usable = y.isfinite() & (y > -1e3)
+    usable = y.isfinite() & (y > -1e3) & ((y != 0) | (x == 0))  # not what −∞, a large number or a zero hides
     distances = range(1, len(x)) if x.shape[1] == 1 else range(1, min(2, len(x)))
     fits = [
         line((x - x.roll(d, 0))[both], (y - y.roll(d, 0))[both])
         for d in distances
         if (both := usable & usable.roll(d, 0)).any()
     ]
-    return min(fits, default=line(x[usable], y[usable]))[1]
+    if not fits:
+        return line(x[usable], y[usable])[1], 0.0
+    _, c, unexplained = min(fits)
+    return c, unexplained
 
 
-def line(x: Tensor, y: Tensor) -> tuple[float, float]:
-    """(mean squared residual, c) of y = c · x by least squares."""
+def line(x: Tensor, y: Tensor) -> tuple[float, float, float]:
+    """(mean squared residual, c, its share of the mean square) of y = c · x by least squares."""
     c = (x * y).sum() / (x * x).sum().clamp(min=1e-30)
-    return float((y - c * x).square().mean()), float(c)
+    residual, whole = (y - c * x).square().mean(), y.square().mean()
+    return float(residual), float(c), float(residual / whole.clamp(min=1e-30))

@@ -20,6 +20,7 @@ WORDS = {
     "eps": "ε is {:.3g} times the declared one",
     "weight_decay": "weight decay is {:.3g} times the declared one",
     "clip": "clipped gradients have {:.3g} times the norm that they should have",
+    "elsewhere": "weights are changed outside of the optimiser's step",
     "age": "Adam has counted {:.3g} times the steps that were taken: its moments were lost",
 }
 
@@ -57,11 +58,14 @@ def gradient_fit(history: History) -> Measured | NotApplicable:
     ]
     if not found:
         return NotApplicable("gradients were not compared")
+    left_over = max(history.values("gradient/left_over"), default=0.0)
     error, step, place, fit = max(found, key=lambda each: each[0])  # the first of the largest
     where = f"block {int(place[1:]) + 1}" if place else "outside of the blocks"
     cause = ""
     if math.isinf(error):
         cause = "gradients that should be finite are not when they reach the optimiser"
+    elif left_over > 0:
+        cause = "gradients of earlier steps are still there: they are not set to zero before a step"
     elif fit < -0.01 or 1.99 < error < 2.01:
         cause = "the sign of gradients is wrong: steps climb"
     elif fit < 0.01:
@@ -99,8 +103,9 @@ def optimizer_fit(history: History) -> Measured | NotApplicable:
     for name in WORDS:
         if fits := history.values(f"optimizer/{name}_fit"):
             found[name] = furthest(fits)
-    if errors := history.values("optimizer/step_error"):
-        found["step"] = 1 + max(errors)
+    for name, curve in (("step", "optimizer/step_error"), ("elsewhere", "update/elsewhere")):
+        if errors := history.values(curve):
+            found[name] = 1 + max(errors)
     if not found:
         return NotApplicable("nothing is declared of the optimiser")
     name = next(name for name, fit in found.items() if fit == furthest(found.values()))

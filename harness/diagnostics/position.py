@@ -55,6 +55,8 @@ def _moved_by_order(subject: Subject) -> Measured | NotApplicable:
         if site.path not in made:
             return NotApplicable(NEVER_CALLED)
         found.append(made[site.path][:, -1])
+    if not found[0].any():
+        return NotApplicable("the first attention sublayer gives zero")
     return Measured(apart(found[1] - found[0], found[0]), site.path)
 
 

@@ -116,6 +116,16 @@ def update(before: list[Tensor], after: list[Tensor]) -> Signals:
     return numbers({"update/ratio": ratios.median(), "update/unmoved": unmoved})
 
 
+def elsewhere(moved: Sequence[float], after: list[Tensor], now: list[Tensor]) -> Signals:
+    """How far, at worst, a matrix has moved between a step and the next one, over the length of that step; where it was
+    not lost in the weight's rounding.
+    """
+    since = torch.stack(list(torch._foreach_norm(torch._foreach_sub(now, after))))
+    size = torch.stack(list(torch._foreach_norm(after)))
+    share = torch.where(since > LOST * size, since / since.new_tensor(moved).clamp(min=1e-30), 0.0)
+    return numbers({"update/elsewhere": share.max()})
+
+
 def hyperparameters(
     optimizer: torch.optim.Optimizer, taken: int, told: Contract, names: Mapping[int, str] | None = None
 ) -> Signals:

@@ -32,11 +32,12 @@ from harness.components.position import (
 from harness.components.residual import NoResidual
 from harness.components.scale import LearnedTemperature
 from harness.cost import empty_model
+from harness.diagnostics.keeping import kept, mode, seed_draws
 from harness.module import TransformerModule, answer_loss
 from harness.schema import Level, UserError, is_foreign
-from harness.seeding import generator, seed_global
+from harness.seeding import generator
 from harness.spec import ModelSpec, RunSpec
-from harness.transformer import Block, Stack, Transformer, buffers_kept, build_model
+from harness.transformer import Block, Stack, Transformer, build_model
 from tasks.task import FIRST_SYMBOL, Batch
 
 TOKENS = 24  # of a probe sequence, more where a window is wider: two blocks and a part
@@ -156,6 +157,7 @@ class Subject:
         first_loss: losses on `batch` of some models that are drawn anew as declared; None: ln V, that of guessing.
         trained: whether training has moved the weights from where they were drawn.
         idle: parameters that may be without gradient for a while, as those of experts that nobody chose.
+        frozen: parameters that are not to be trained.
         parameters: names of all that there should be; empty: not declared.
         draws: whether training mode is declared to draw (dropout, jitter) or else to compute another thing than
             evaluation mode; None: not declared.
@@ -195,6 +197,7 @@ class Subject:
     first_loss: Callable[[], Sequence[float]] | None = None
     trained: bool = False
     idle: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     draws: bool | None = None
     auxiliary: tuple[Callable[[], Tensor], float] | None = None
@@ -215,7 +218,7 @@ class Subject:
     def logits(self, batch: Batch, *, training: bool = False, draw: int = 0) -> Tensor:
         """Logits in one of the modes, with the same draws for the same `draw`; buffers stay as they are."""
         with mode(self.model, training=training), kept(self.model):
-            seed_global(draw, "diagnostics")
+            seed_draws(draw, "diagnostics")
             return self.predict(self.model, batch).float()
 
     def others(self, tokens: Tensor) -> Tensor:
@@ -223,25 +226,6 @@ class Subject:
         first, end = self.vocabulary
         drawn = torch.randint(1, end - first, tokens.shape, generator=generator(tokens.device, 0, "others", 0, 0))
         return first + (tokens - first + drawn) % (end - first)
-
-
-@contextmanager
-def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """A model in one of its modes; every module's own is restored."""
-    before = {module: module.training for module in model.modules()}
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, was in before.items():
-            module.training = was
-
-
-@contextmanager
-def kept(model: nn.Module) -> Iterator[None]:
-    """Afterwards buffers are what they were, and so are torch's draws."""
-    with buffers_kept(model), torch.random.fork_rng():
-        yield
 
 
 @contextmanager
@@ -284,9 +268,11 @@ def one_thread() -> Iterator[None]:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a model gives: the tensor itself, its `logits`, or the first of several."""
+    """The logits in what a model gives: the tensor itself, its `logits`, by name or by key, or the first of several."""
     if isinstance(output, Tensor):
         return output
+    if isinstance(output, Mapping) and "logits" in output:
+        return logits_of(output["logits"])
     found: Tensor = output.logits if hasattr(output, "logits") else output[0]
     return found
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.diagnostics.subject import AttentionSite, Subject, first, hooked, kept, mode
+from harness.diagnostics.keeping import kept, mode
+from harness.diagnostics.subject import AttentionSite, Subject, first, hooked
 from harness.seeding import generator
 
 SMALL = 0.01

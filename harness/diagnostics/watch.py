@@ -15,6 +15,7 @@ from harness.diagnostics.signals import (
     adam,
     block_gradients,
     clip_fit,
+    elsewhere,
     gradient_norm,
     hyperparameters,
     inside,
@@ -52,6 +53,8 @@ class Watch(pl.Callback):
         self.surprise = Surprise()
         self.pending: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self.before: list[torch.Tensor] = []
+        self.after: list[torch.Tensor] = []  # the weights as a step that was looked at left them,
+        self.moved: list[float] = []  # and how far it moved each
         self.names: list[str] = []
         self.norm = 0.0
         self.started: tuple[Any, list[torch.Tensor]] | None = None  # a step that is compared: its batch, the buffers
@@ -62,12 +65,13 @@ class Watch(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must know."""
-        return {"past": list(self.surprise.past), "first": self.surprise.first}
+        return {"past": list(self.surprise.past), "first": self.surprise.first, "moved": self.moved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up what an interrupted run left."""
         self.surprise.past = deque(map(tuple, state_dict["past"]), maxlen=self.surprise.past.maxlen)
         self.surprise.first = state_dict["first"]
+        self.moved = state_dict["moved"]
 
     def take(self, step: int) -> Signals:
         """The signals of a step, which are then forgotten."""
@@ -78,6 +82,7 @@ class Watch(pl.Callback):
         self.names = matrices(self.subject)
         self.trained = {name for name, p in self.subject.model.named_parameters() if p.requires_grad}
         self.last = trainer.global_step
+        self.after = [w.detach().clone() for w in self._weights()] if self.moved else []  # as it was left
         if trainer.global_step == 0:
             self._look(0, self._inside)
 
@@ -89,11 +94,19 @@ class Watch(pl.Callback):
         if compares and self.contract.losses is not None:
             self.started = batch, [buffer.clone() for buffer in self.subject.model.buffers()]
 
+    def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: torch.Tensor) -> None:
+        """See what gradients a step that is compared begins with."""
+        if self.started is not None:
+            self._look(trainer.global_step + 1, self._left_over)
+
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """Keep the weights of a step that is looked at, and see its gradients before they are clipped."""
         taken = trainer.global_step
+        if self.moved:
+            moved, self.moved = self.moved, []
+            self._look(taken + 1, lambda: elsewhere(moved, self.after, [w.detach() for w in self._weights()]))
         if taken + 1 not in self.observed:
             return
         self._look(taken + 1, self._keep)
@@ -122,6 +135,7 @@ class Watch(pl.Callback):
         if self.before:
             before, self.before = self.before, []
             self._look(step, lambda: update(before, [w.detach() for w in self._weights()]))
+            self._look(step, lambda: self._keep_after(before))
             self._look(step, lambda: adam(trainer.optimizers[0], before, self._weights(), step - 1, self.contract))
             self._look(step, self._clipped)
             if step not in EARLY:
@@ -149,6 +163,14 @@ class Watch(pl.Callback):
         self.before = [w.detach().clone() for w in self._weights()]
         self.norm = gradient_norm(list(self.subject.model.parameters())).item()
         return {}
+
+    def _keep_after(self, before: list[torch.Tensor]) -> Signals:
+        self.after = [w.detach().clone() for w in self._weights()]
+        self.moved = torch.stack(list(torch._foreach_norm(torch._foreach_sub(self.after, before)))).tolist()
+        return {}
+
+    def _left_over(self) -> Signals:
+        return {"gradient/left_over": gradient_norm(list(self.subject.model.parameters())).item()}
 
     def _compare(self, read: Any, taken: int, buffers: list[torch.Tensor]) -> Signals:
         """The gradients that are there with those of the declared step; nothing where that is lost itself."""

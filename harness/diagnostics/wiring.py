@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from harness.diagnostics.finding import Measured, NotApplicable
+from harness.diagnostics.keeping import kept, mode, seed_draws
 from harness.diagnostics.masking import apart
 from harness.diagnostics.operators import WRONG_DIMENSION, attended
-from harness.diagnostics.subject import Subject, kept, mode
-from harness.seeding import seed_global
+from harness.diagnostics.subject import Subject
 from tasks.task import Batch
 
 STEPS = 3
 OVERFIT = 200  # steps
+DRAWS = 4  # of training mode: one that leaves out whole layers may leave none out
 MOVES = 1e-4  # deviations of the logits: more is no rounding
 
 
@@ -55,7 +56,7 @@ def _unmoved(subject: Subject, make: Callable[[], torch.optim.Optimizer]) -> Ite
             for name, p in model.named_parameters():
                 if p.grad is not None:
                     largest[name] = max(largest[name], float(p.grad.abs().max().nan_to_num(nan=math.inf)))
-        for name, p in model.named_parameters():
+        for name, p in ((name, p) for name, p in model.named_parameters() if name not in subject.frozen):
             if not p.requires_grad:
                 yield name, "is frozen"
             elif id(p) not in held:
@@ -83,7 +84,7 @@ def has_loss(subject: Subject) -> bool:
 
 def training_loss(subject: Subject, step: int) -> Tensor:
     """The loss of a training step, with the same draws for the same step."""
-    seed_global(step, "diagnostics")
+    seed_draws(step, "diagnostics")
     if subject.training_loss is not None:
         return subject.training_loss()
     assert subject.batch is not None
@@ -120,7 +121,7 @@ def accumulation_parity(subject: Subject) -> Measured | NotApplicable:
 def _gradients(subject: Subject, batches: list[Batch]) -> Tensor:
     assert subject.accumulate is not None
     with trained(subject):
-        seed_global(0, "diagnostics")
+        seed_draws(0, "diagnostics")
         subject.accumulate(batches)
         return torch.cat([p.grad.flatten().clone() for p in subject.model.parameters() if p.grad is not None])
 
@@ -151,8 +152,9 @@ def mode_fit(subject: Subject) -> Measured | NotApplicable:
     """1 where training mode computes something else than evaluation mode and is not declared to, or the reverse."""
     if subject.draws is None:
         return NotApplicable("it is not declared what training mode draws")
-    one, other = (subject.logits(subject.tokens, training=training) for training in (True, False))
-    differs = apart(one - other, other) > MOVES
+    evaluated = subject.logits(subject.tokens)
+    trained = (subject.logits(subject.tokens, training=True, draw=draw) for draw in range(DRAWS))
+    differs = any(apart(each - evaluated, evaluated) > MOVES for each in trained)
     cause = "dropout, jitter or other statistics are alive in training mode that nothing declares"
     if subject.draws:
         cause = "the declared dropout, jitter, capacity or batch statistics do not act in training mode"
