@@ -29,11 +29,8 @@ class View(NamedTuple):
 def study_views(study: Mapping[str, Any]) -> list[View]:
     """A table of the study's runs; for each task curves, parameters and attention maps of one seed."""
     budget = study["budget"]
-    views = [
-        View(
-            f"harness-{budget}-runs", "every run, best first: scores, differing fields, diagnosis", False, _table(study)
-        )
-    ]
+    table = "every run, best first: scores, differing fields, diagnosis"
+    views = [View(f"harness-{budget}-runs", table, False, _table(study))]
     for number, task in enumerate(study["tasks"], 1):
         key, where = f"harness-{budget}-{number}", f"of all variants on {task}, seed {study['seeds'][0]}"
         search = f"tags.task = '{task}' and tags.seed = '{study['seeds'][0]}' and tags.budget = '{budget}'"
@@ -61,13 +58,12 @@ def _table(study: Mapping[str, Any]) -> dict[str, Any]:
     metrics = dict.fromkeys((score, "eval/in_distribution", LOSS))
     columns = [f"params.`{path}`" for path in fields[:FIELDS]] + [f"metrics.`{key}`" for key in metrics]
     search = f"tags.kind = 'run' and tags.budget = '{study['budget']}'"
-    return {**_page(search, score, ascending), "selectedColumns": [*columns, "tags.`diagnosis`", "tags.`status`"]}
+    return {**_page(search, score, ascending), "selectedColumns": [*columns, "tags.`diagnosis`"]}
 
 
 def _curves(study: Mapping[str, Any], search: str) -> dict[str, Any]:
     score, _ = _score(study)
-    lines = [_line(LOSS, "loss"), _line("eval/exact_match_by_length", "exact match by length (the axis is the length)")]
-    lines.append(_line("eval/in_distribution", "exact match at the training lengths"))
+    lines = [_line(key) for key in (LOSS, "eval/exact_match_by_length", "eval/in_distribution")]
     return _charts(search, "Curves of all variants", [*lines, _card("BAR", metricKey=score)], columns=2, height=360)
 
 
@@ -116,7 +112,7 @@ def _card(kind: str, **fields: Any) -> dict[str, Any]:
     return {**common, "deleted": False, "isGenerated": False, **fields}
 
 
-def _line(metric: str, name: str) -> dict[str, Any]:
+def _line(metric: str) -> dict[str, Any]:
     axes = {"xAxisKey": "step", "useGlobalXaxisKey": False, "selectedXAxisMetricKey": "", "scaleType": "linear"}
     smooth = {"lineSmoothness": 0, "useGlobalLineSmoothing": False, "range": {}}
-    return _card("LINE", metricKey=metric, selectedMetricKeys=[metric], displayName=name, **axes, **smooth)
+    return _card("LINE", metricKey=metric, selectedMetricKeys=[metric], **axes, **smooth)
