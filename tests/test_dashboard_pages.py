@@ -31,7 +31,7 @@ HARMLESS = (
 )  # MLflow asks for the user of a server that has none; plotly's charts measure themselves
 OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 OPTIONS += ["--disable-sync", "--no-first-run"]
-# As for somebody who has closed MLflow's assistant before: it covers a quarter of the first page. Frames have no storage.
+# As for somebody who closed MLflow's assistant before: it covers a quarter of the first page. Frames have no storage.
 ASSISTANT = "top === self && localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')"
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(r"ignore::DeprecationWarning:mlflow\..*")]

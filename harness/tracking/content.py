@@ -153,8 +153,10 @@ def run_text(study: Mapping[str, Any], label: Label, record: RunRecord | None) -
     if record is not None and record.status != "finished":
         lines.append(f"Ended **{record.status.replace('_', ' ')}**: {record.cause}")
     if record is not None and record.status == "finished":
-        lines.append(
-            f"Exact match {decimal(record.final.get('eval/in_distribution'))} at the training lengths, "
+        lines[
+            0
+        ] += (  # no paragraph of its own: MLflow folds a description after a few lines, and a diagnosis may follow
+            f" Exact match {decimal(record.final.get('eval/in_distribution'))} at the training lengths, "
             f"{decimal(record.final.get('eval/extrapolation'))} beyond them."
         )
     for found in record.findings if record is not None else ():
