@@ -79,7 +79,12 @@ def test_it_serves_loopback_only_links_the_last_study_and_leaves_nothing(mirrore
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_whatever_ends_the_command_ends_its_server(mirrored, number):
     command = [sys.executable, "-m", "harness", "dashboard", "--results", str(mirrored)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+
+    def heed_interrupts():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # xdist's workers ignore it, and a child would inherit that
+
+    with subprocess.Popen(command, cwd=ROOT, preexec_fn=heed_interrupts, **pipes) as process:
         assert process.stdout.readline().startswith("MLflow at http://127.0.0.1:")
         started = children_of(process)
         assert len(started) >= 3
