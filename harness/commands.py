@@ -538,7 +538,7 @@ def dashboard(options: "Namespace") -> Answer:
     """Serve MLflow's pages until Ctrl-C."""
     from harness.dashboard import dashboard as serve
 
-    # The links are the answer, and are wanted while the command runs: until it ends the command line sends stdout to stderr.
+    # The links are the answer, wanted while the command runs: until it ends, the command line sends stdout to stderr.
     with serve(options.results, options.port) as served, redirect_stdout(sys.__stdout__):
         _say(f"MLflow at {served.address}, for this machine only; Ctrl-C ends it")
         for link in served.links:
