@@ -5,7 +5,8 @@
 #   make ablations       every study that is not done yet, one after the other (same options; Ctrl-C saves, it resumes)
 #   make dashboard       MLflow's pages on the local store (PORT=N RESULTS=DIR)
 #   make test            the tests, on both cores, but for the slowest (ARGS='-k rope' for some)
-#   make test-slow       the slowest: processes really killed, hundreds of random combinations
+#   make test-slow       the slowest: processes really killed, hundreds of random combinations, the dashboard in a browser
+#                        (needs chromium; Debian: apt-get install chromium)
 #   make lint            style, types, import rules
 #   make bench           speed against bare loops and against x-transformers
 #   make faults          plants every fault that diagnostics should name, trains what is healthy (ARGS='--only NAME'; it resumes)

@@ -8,7 +8,7 @@ import gc
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -542,7 +542,8 @@ def dashboard(options: "Namespace") -> Answer:
     """Serve MLflow's pages until Ctrl-C."""
     from harness.dashboard import dashboard as serve
 
-    with serve(options.results, options.port) as served:
+    # The links are the answer, wanted while the command runs: until it ends, the command line sends stdout to stderr.
+    with serve(options.results, options.port) as served, redirect_stdout(sys.__stdout__):
         _say(f"MLflow at {served.address}, for this machine only; Ctrl-C ends it")
         for link in served.links:
             _say(f"  {link.text}: {link.address}")

@@ -76,16 +76,21 @@ def test_it_serves_loopback_only_links_the_last_study_and_leaves_nothing(mirrore
 
 
 @pytest.mark.slow
-def test_a_killed_dashboard_takes_its_server_along(mirrored):
-    code = (
-        "from pathlib import Path; from harness.dashboard import dashboard\n"
-        f"with dashboard(Path({str(mirrored)!r})) as shown: print(shown.address, flush=True); shown.wait()"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
-        assert process.stdout.readline().startswith("http://127.0.0.1:")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_whatever_ends_the_command_ends_its_server(mirrored, number):
+    command = [sys.executable, "-m", "harness", "dashboard", "--results", str(mirrored)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+
+    def heed_interrupts():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # xdist's workers ignore it, and a child would inherit that
+
+    with subprocess.Popen(command, cwd=ROOT, preexec_fn=heed_interrupts, **pipes) as process:
+        assert process.stdout.readline().startswith("MLflow at http://127.0.0.1:")
         started = children_of(process)
         assert len(started) >= 3
-        process.kill()
+        process.send_signal(number)
+        expected = {signal.SIGINT: 0, signal.SIGKILL: -signal.SIGKILL}
+        assert process.wait(30) == expected.get(number, 128 + number)
     wait_until(lambda: not any(child.is_running() for child in started), 30)
 
 

@@ -26,7 +26,8 @@ from harness.record import RunRecord, Score
 from harness.schema import UserError
 from harness.tracking import Mirror, StoreError, default_uri, mirror, received, run_ids, study_links
 from harness.tracking.content import parameters, report_head
-from harness.tracking.links import chart_link, compare_link
+from harness.tracking.links import compare_link
+from harness.tracking.views import TAG
 
 # MLflow calls SQLAlchemy in ways that the installed version deprecates.
 pytestmark = pytest.mark.filterwarnings(r"ignore::DeprecationWarning:mlflow\..*")
@@ -968,10 +969,26 @@ def test_links_name_the_pages_that_compare_the_study(study, uri):
     compare = next(link.address for link in links if "compare-runs" in link.address)
     assert all(run_id in compare for run_id in ids.values())
     assert all(link.address.startswith("http://x/#/") and " " not in link.address for link in links)
-    assert "orderByKey=metrics.%60train%2Floss%60" in chart_link("http://x", "1", "train/loss")
     assert compare_link("http://x", "1", ["a", "b"]).startswith(
         "http://x/#/compare-runs?runs=%5B%22a%22%2C%20%22b%22%5D"
     )
+
+
+def test_saved_views_arrive_in_the_form_that_mlflow_reads(study, uri):
+    from mlflow import MlflowClient
+
+    study.finish()
+    Mirror(uri, study.folder).deliver()
+    tags = MlflowClient(uri).get_experiment_by_name("position").tags
+    views = {key.removeprefix(TAG): json.loads(tag) for key, tag in tags.items() if key.startswith(TAG)}
+    assert set(views) == {f"harness-quick-{name}" for name in ("runs", "1-curves", "1-parameters", "1-attention")}
+    assert all(set(view) == {"name", "createdAt", "state"} for view in views.values())
+    states = {key: json.loads(view["state"]) for key, view in views.items()}
+    assert states["harness-quick-runs"]["selectedColumns"][0] == "params.`model.position`"
+    assert states["harness-quick-1-attention"]["compareRunCharts"][0]["imageKeys"] == ["attention/maps"]
+    linked = [link.address for link in study_links("http://x", study.folder, uri)]
+    assert all(any(f"viewStateShareKey={key}&" in address for address in linked) for key in views)
+    assert max(map(len, tags.values())) < 20_000  # characters that MLflow takes
 
 
 def test_parameters_have_one_spelling_with_the_specs():

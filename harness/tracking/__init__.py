@@ -7,7 +7,7 @@ about a run (`content`), what lies on disk (`disk`), what has been received (`re
 """
 
 from harness.tracking.entities import StoreError
-from harness.tracking.links import Link, chart_link, compare_link, run_link, runs_link, study_links
+from harness.tracking.links import Link, compare_link, run_link, study_links, view_link
 from harness.tracking.mirror import Mirror
 from harness.tracking.received import run_ids
 from harness.tracking.uri import default_uri, store_lock, without_password
@@ -16,13 +16,12 @@ __all__ = [
     "Link",
     "Mirror",
     "StoreError",
-    "chart_link",
     "compare_link",
     "default_uri",
     "run_ids",
     "run_link",
-    "runs_link",
     "store_lock",
     "study_links",
+    "view_link",
     "without_password",
 ]

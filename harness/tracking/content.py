@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from harness.record import Diagnosed, RunRecord
 from harness.schema import canonical_json, flatten, quoted
@@ -15,6 +16,7 @@ STATUSES = {"finished": "FINISHED", "diverged": "FAILED", "out_of_memory": "FAIL
 HEAD = 4000  # characters of the report that a description takes at most: a tag holds 8000
 FIRST = ("train", "eval", "router")  # groups of curves that a run's page begins with
 WATCHED = "watched/"
+PICTURES = {"scores": "Scores", "accuracy_by_length": "Accuracy by length", "loss": "Training loss"}  # figures shown
 
 
 class Value(NamedTuple):
@@ -151,8 +153,10 @@ def run_text(study: Mapping[str, Any], label: Label, record: RunRecord | None) -
     if record is not None and record.status != "finished":
         lines.append(f"Ended **{record.status.replace('_', ' ')}**: {record.cause}")
     if record is not None and record.status == "finished":
-        lines.append(
-            f"Exact match {decimal(record.final.get('eval/in_distribution'))} at the training lengths, "
+        lines[
+            0
+        ] += (  # no paragraph of its own: MLflow folds a description after a few lines, and a diagnosis may follow
+            f" Exact match {decimal(record.final.get('eval/in_distribution'))} at the training lengths, "
             f"{decimal(record.final.get('eval/extrapolation'))} beyond them."
         )
     for found in record.findings if record is not None else ():
@@ -165,8 +169,15 @@ def run_text(study: Mapping[str, Any], label: Label, record: RunRecord | None) -
     return "\n\n".join(lines)
 
 
-def study_text(study: Mapping[str, Any], report: str) -> str:
-    """The description of parent run and experiment: the answer once there is a report, the question, the plan."""
+def artifact_address(run_id: str, path: str) -> str:
+    """Where MLflow's server has a run's artifact, seen from its pages."""
+    return f"get-artifact?path={quote(path, safe='')}&run_uuid={run_id}"
+
+
+def study_text(study: Mapping[str, Any], report: str, pictures: Mapping[str, str]) -> str:
+    """The description of parent run and experiment: the answer once there is a report, the question, the plan, and
+    pictures (their addresses by caption).
+    """
     variants = ", ".join(quoted(name) for name in study["variants"] if name != study["baseline"])
     plan = (
         f"Baseline *{study['baseline']}* against {variants or 'nothing'}; tasks {', '.join(study['tasks'])}; "
@@ -175,9 +186,11 @@ def study_text(study: Mapping[str, Any], report: str) -> str:
     )
     places = (
         "The study's runs are the children of the run named *study · budget*, each called *variant · task · seed*. "
-        "That run's artifacts hold the whole report: `report.html`."
+        "That run's artifacts hold the whole report: `report.html`. The menu *Views* above the table of runs shows the "
+        "runs with their scores, loss curves, parameters that differ and attention maps."
     )
-    return "\n\n".join([*(report_head(report) or [f"**{study['question']}**"]), plan, places])
+    figures = [f"![{caption}]({address})" for caption, address in pictures.items()] if report else []
+    return "\n\n".join([*(report_head(report) or [f"**{study['question']}**"]), plan, *figures, places])
 
 
 def report_head(report: str) -> list[str]:

@@ -275,12 +275,16 @@ class Delivery:
     def _finish_parent(self, study: StudyFolder, *, live: bool, unfinished: str | None) -> None:
         """Bring tags, description, artifacts and status of the present budget's parent run up to date."""
         received = self._parent(study, study.budget)
-        texts, files = study.texts(), study.files()
+        texts, views, files = study.texts(received.run_id), study.views(), study.files()
         status = study.status(received, live=live, unfinished=unfinished)
         if received.texts != texts:
             self.store.send(received.run_id, tags={k: v for k, v in texts.items() if received.texts.get(k) != v})
-            self.store.describe(self.experiment, texts[NOTE])
+            self.store.tag_experiment(self.experiment, {NOTE: texts[NOTE]})
             received.texts = texts
+            ledger.write(study.path, study.mirror)
+        if received.views != views:
+            self.store.tag_experiment(self.experiment, {k: v for k, v in views.items() if received.views.get(k) != v})
+            received.views = views
             ledger.write(study.path, study.mirror)
         if received.files != files:
             self._upload(study, received.run_id, [name for name in files if received.files.get(name) != files[name]])

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from harness.record import RunRecord, read_curves, read_plan, set_aside
 from harness.schema import UserError
 from harness.tracking import received as ledger
-from harness.tracking.content import NOTE, STATUSES, study_tags, study_text
+from harness.tracking.content import NOTE, PICTURES, STATUSES, artifact_address, study_tags, study_text
 from harness.tracking.entities import StoreError
 from harness.tracking.received import Label, Received, RunMirror, StudyMirror
+from harness.tracking.views import view_tags
 
 STUDY_FILES = (
     "study.json",
@@ -162,12 +163,25 @@ class StudyFolder:
             found.append((RunFolder(path), mirror))
         return found
 
-    def texts(self) -> dict[str, str]:
-        """Tags and description of the parent run."""
+    def texts(self, run_id: str) -> dict[str, str]:
+        """Tags and description of the parent run, which has that id in the store."""
         study = self.document or {}
         report = self.path / "report.md"
-        note = study_text(study, report.read_text() if report.exists() else "")
+        note = study_text(study, report.read_text() if report.exists() else "", self._pictures(run_id))
         return {key: text for key, text in {**study_tags(study), NOTE: note}.items() if text}
+
+    def _pictures(self, run_id: str) -> dict[str, str]:
+        """Where a store's server has the figures that a description shows."""
+        shown = {name: self.path / "figures" / f"{name}.png" for name in PICTURES}
+        return {
+            PICTURES[name]: artifact_address(run_id, f"figures/{path.name}")
+            for name, path in shown.items()
+            if path.exists()
+        }
+
+    def views(self) -> dict[str, str]:
+        """Tags of the experiment: the pages that the study's links open."""
+        return view_tags(self.document or {})
 
     def files(self) -> dict[str, str]:
         """The parent run's artifacts, each with the size and time of its present version."""
@@ -212,8 +226,8 @@ class StudyFolder:
         """Whether a store with this state of the parent run lacks something of it."""
         if received is None:
             return True
-        wanted = (self.texts(), self.files(), self.status(received, live=live))
-        return wanted != (received.texts, received.files, received.status)
+        wanted = (self.texts(received.run_id), self.views(), self.files(), self.status(received, live=live))
+        return wanted != (received.texts, received.views, received.files, received.status)
 
 
 def read_attention(path: Path) -> tuple[NDArray[np.floating], list[str]] | None:

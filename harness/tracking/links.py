@@ -1,6 +1,7 @@
 """Addresses of MLflow's pages. They are its user interface's own, which no API gives."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -8,8 +9,8 @@ from urllib.parse import quote
 from harness.tracking.disk import StudyFolder
 from harness.tracking.received import Received, run_ids
 from harness.tracking.uri import store_key
+from harness.tracking.views import TAG, View, study_views
 
-METRIC = "train/loss"  # every run has it
 _WORKFLOW = "workflowType=machine_learning"
 
 
@@ -20,19 +21,10 @@ class Link(NamedTuple):
     address: str
 
 
-def runs_link(server: str, experiment_id: str) -> str:
-    """The table of an experiment's runs, children folded under the studies."""
-    return f"{server}/#/experiments/{experiment_id}/runs?{_WORKFLOW}"
-
-
-def chart_link(server: str, experiment_id: str, metric: str, search: str = "") -> str:
-    """All runs of an experiment as charts; ordered by a metric, for else children are folded away and charts empty."""
-    order = quote(f"metrics.`{metric}`", safe=".")
-    found = f"&searchFilter={quote(search)}" if search else ""
-    return (
-        f"{server}/#/experiments/{experiment_id}/runs?compareRunsMode=CHART&orderByKey={order}&orderByAsc=true"
-        f"{found}&{_WORKFLOW}"
-    )
+def view_link(server: str, experiment_id: str, view: View) -> str:
+    """An experiment's runs as a saved view shows them."""
+    mode = "compareRunsMode=CHART&" if view.is_charts else ""
+    return f"{server}/#/experiments/{experiment_id}/runs?{mode}viewStateShareKey={view.key}&{_WORKFLOW}"
 
 
 def compare_link(server: str, experiment_id: str, ids: list[str]) -> str:
@@ -58,34 +50,36 @@ def study_links(server: str, study_folder: Path, uri: str) -> list[Link]:
     if study.document is None:
         return []
     parent = study.mirror.stores.get(store_key(uri, study_folder), {}).get(study.budget)
-    return [] if parent is None else [*_links(server, study.document, parent, run_ids(study_folder, uri))]
+    return [] if parent is None else [*_links(server, study, parent, run_ids(study_folder, uri))]
 
 
-def _links(server: str, study: dict[str, Any], parent: Received, ids: dict[str, str]) -> list[Link]:
-    experiment, budget = parent.experiment_id, study["budget"]
-    links = [
-        Link("the report", run_link(server, experiment, parent.run_id, "artifacts/report.html")),
-        Link("the study: answer, description, its runs", run_link(server, experiment, parent.run_id)),
-        Link("all runs as a table", runs_link(server, experiment)),
-    ]
-    for task in study["tasks"]:
-        seed = study["seeds"][0]
-        search = f"tags.task = '{task}' and tags.seed = '{seed}' and tags.budget = '{budget}'"
-        links.append(
-            Link(f"{task}: curves of all variants, seed {seed}", chart_link(server, experiment, METRIC, search))
-        )
-        if len(chosen := _one_seed(study, task, ids)) > 1:
-            text = f"{task}: all variants side by side, seed {seed}"
-            links.append(Link(text, compare_link(server, experiment, chosen)))
-    first = next((ids[run["fingerprint"]] for run in study["runs"] if run["fingerprint"] in ids), None)
-    if first:
-        links.append(
-            Link(
-                "one run: curves, attention maps (enlarge the first card)",
-                run_link(server, experiment, first, "model-metrics"),
-            )
-        )
-    return links
+def _links(server: str, study: StudyFolder, parent: Received, ids: dict[str, str]) -> Iterator[Link]:
+    experiment, document = parent.experiment_id, study.document or {}
+    yield Link("the report", run_link(server, experiment, parent.run_id, "artifacts/report.html"))
+    yield Link("the study: its runs, answer and figures", run_link(server, experiment, parent.run_id))
+    for view in study_views(document):
+        if TAG + view.key in parent.views:
+            yield Link(view.name, view_link(server, experiment, view))
+    for task in document["tasks"]:
+        if len(chosen := _one_seed(document, task, ids)) > 1:
+            text = f"all variants on {task} side by side, seed {document['seeds'][0]}: every parameter and metric"
+            yield Link(text, compare_link(server, experiment, chosen))
+    if run := _to_diagnose(study, ids):
+        name, run_id = run
+        yield Link(f"diagnosis of {name}: tags, description", run_link(server, experiment, run_id))
+        yield Link(f"curves of {name}", run_link(server, experiment, run_id, "model-metrics"))
+
+
+def _to_diagnose(study: StudyFolder, ids: dict[str, str]) -> tuple[str, str] | None:
+    """Name and id of a run with an alarm; of the first run if there is none."""
+    known = [(run, mirror) for run, mirror in study.runs() if run.fingerprint in ids]
+    planned = [run["fingerprint"] for run in (study.document or {})["runs"]]
+    known = sorted(
+        (pair for pair in known if pair[0].fingerprint in planned), key=lambda p: planned.index(p[0].fingerprint)
+    )
+    ill = (pair for pair in known if pair[0].record and any(found.alarm for found in pair[0].record.findings))
+    run, mirror = next(ill, known[0] if known else (None, None))
+    return (mirror.label.name, ids[run.fingerprint]) if run and mirror else None
 
 
 def _one_seed(study: dict[str, Any], task: str, ids: dict[str, str]) -> list[str]:

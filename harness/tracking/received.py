@@ -37,6 +37,7 @@ class Received(BaseModel):
         images: steps whose attention maps have arrived.
         files: artifacts that have arrived, each with the size and time of the version sent.
         texts: descriptions and other tags that may change, as last sent.
+        views: tags of the experiment that save views of its pages, as last sent.
         outcome: unix ms of the end of the record whose scores, metrics and ledger have arrived; 0 before.
         status: MLflow's status as last sent.
     """
@@ -50,6 +51,7 @@ class Received(BaseModel):
     images: list[int] = []
     files: dict[str, str] = {}
     texts: dict[str, str] = {}
+    views: dict[str, str] = {}
     outcome: int = 0
     status: str = "RUNNING"
 

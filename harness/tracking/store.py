@@ -68,10 +68,11 @@ class Store:
                 self._client.restore_experiment(found.experiment_id)
             return str(found.experiment_id)
 
-    def describe(self, experiment_id: str, text: str) -> None:
-        """Set the Markdown text that the experiment's page shows."""
-        with _explained("description"):
-            self._client.set_experiment_tag(experiment_id, "mlflow.note.content", text)
+    def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
+        """Set tags of an experiment: its description, its saved views."""
+        with _explained("the experiment's tags"):
+            for key, value in tags.items():
+                self._client.set_experiment_tag(experiment_id, key, value)
 
     def runs(self, experiment_id: str) -> Iterator[StoredRun]:
         """All runs of an experiment that are not deleted."""
