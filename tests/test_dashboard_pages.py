@@ -1,6 +1,7 @@
 """What the dashboard's links show, in a real browser: Debian's chromium, driven by playwright.
 
 HARNESS_SCREENSHOTS=DIR keeps a picture of every page there; else they lie in pytest's temporary folder.
+HARNESS_SEEDS=20 compares 500 runs rather than 50, which takes minutes to write.
 """
 
 import itertools
@@ -24,6 +25,7 @@ from tasks import Copy
 
 ROOT = Path(__file__).parents[1]
 VARIANTS = ("none", "sinusoidal", "rope")
+SEEDS = int(os.environ.get("HARNESS_SEEDS", "2"))
 PATIENCE = 120_000  # ms until a page shows what it should: CI's machines are shared
 HARMLESS = (
     "404",
@@ -173,7 +175,7 @@ def test_runs_stand_side_by_side_with_all_their_parameters(visit):
 # Many runs
 
 
-def crowd(results, variants=25, seeds=20):
+def crowd(results, variants=25, seeds=SEEDS):
     """A study of many runs, written without training, and its store."""
     names = [f"base {100 * number}" for number in range(1, variants + 1)]
     folder, planned, began = results / "crowd", [], 1_700_000_000
@@ -210,12 +212,15 @@ def crowd(results, variants=25, seeds=20):
     assert Mirror(default_uri(results), folder).deliver() == variants * seeds
 
 
-def test_five_hundred_runs_can_be_compared(results, visit, capsys):
+def test_hundreds_of_runs_can_be_compared(results, visit, capsys):
     began = time.monotonic()
     crowd(results)
-    said = [f"500 runs: delivered in {time.monotonic() - began:.0f} s"]
+    said = [f"{25 * SEEDS} runs: delivered in {time.monotonic() - began:.0f} s"]
     with dashboard(results) as served:
-        for text, first in (("every run", "base 2500 · copy · seed 19"), ("loss curves", "base 100 · copy · seed 0")):
+        for text, first in (
+            ("every run", f"base 2500 · copy · seed {SEEDS - 1}"),
+            ("loss curves", "base 100 · copy · seed 0"),
+        ):
             began = time.monotonic()
             page = visit(text, served)
             sees(page, first)
@@ -224,7 +229,7 @@ def test_five_hundred_runs_can_be_compared(results, visit, capsys):
                 assert max(points(page)) >= 1
                 shows += f", curves after {time.monotonic() - began:.1f} s"
             said.append(shows)
-            picture(page, f"500 runs {text}", results)
+            picture(page, f"{25 * SEEDS} runs {text}", results)
             page.close()  # its server ends before the fixture does, and the page would complain
     with capsys.disabled():
         sys.stdout.write("\n" + "; ".join(said) + "\n")
