@@ -221,6 +221,7 @@ def test_a_corrupt_study_json_is_written_anew(finished: tuple[Path, Watcher]) ->
         outcome = run_study(small(), name="small", budget="smoke", results=results, display=watcher)
         assert (outcome.exit_code, outcome.unchanged, watcher.ended) == (0, False, [])
         assert json.loads((results / "small" / "study.json").read_text())["budget"] == "smoke"
+        assert (results / "small" / "study.json.corrupt").read_text() == content
 
 
 def test_another_store_gets_a_finished_study_too(finished: tuple[Path, Watcher], tmp_path: Path) -> None:

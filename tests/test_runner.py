@@ -286,6 +286,16 @@ def test_an_exception_in_a_component_is_a_failed_run(caplog: pytest.LogCaptureFi
     assert "Traceback" in caplog.text
 
 
+def test_a_run_that_fails_after_training_has_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> float:
+        raise RuntimeError("cannot be counted")
+
+    monkeypatch.setattr("harness.runner.training_flops", broken)
+    record = run(tiny())
+    assert (record.status, record.scores) == ("failed", ())
+    assert all(math.isnan(record.final[name]) for name in (*ANSWERED, "eval/greedy_agreement"))
+
+
 def test_a_full_disk_is_no_outcome_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "curves.jsonl")

@@ -565,4 +565,6 @@ def test_a_subclass_of_what_is_no_axis_is_refused_rather_than_cut() -> None:
 
 def test_changes_is_a_marker_of_known_kinds() -> None:
     known = set(get_args(Changes.__annotations__["what"]))
+    with pytest.raises(UserError, match=r"^Changes\('output'\): .*did you mean 'outputs'\? known: data, "):
+        Changes("output")  # type: ignore[arg-type]
     assert known == {"parameters", "outputs", "loss", "data", "schedule", "updates", "evaluation", "hardware"}

@@ -177,14 +177,15 @@ def head_isolation(subject: Subject) -> Measured | NotApplicable:
             owned = groups == torch.arange(site.num_heads) // (site.num_heads // site.num_groups)
             wrong[site.path] = float((moved != owned).sum())
             others = {name: _others_read(subject, site, call, name) for name in ("query", "key") if getattr(site, name)}
-            if not wrong[site.path] and any(others.values()):
-                wrong[site.path] = float(sum(others.values()))
-                causes[site.path] = f"a head reads another one's {'queries' if others.get('query') else 'keys'}"
             if _exchanged(subject, site, call):
                 wrong[site.path] = float(owned.sum())
                 causes[site.path] = "keys and values are exchanged"
-            elif moved.equal(groups == torch.arange(site.num_heads) % site.num_groups):
-                causes[site.path] = "keys and values go to every num_groups-th head, not to neighbours"
+            elif wrong[site.path]:
+                if moved.equal(groups == torch.arange(site.num_heads) % site.num_groups):
+                    causes[site.path] = "keys and values go to every num_groups-th head, not to neighbours"
+            elif any(others.values()):
+                wrong[site.path] = float(sum(others.values()))
+                causes[site.path] = f"a head reads another one's {'queries' if others.get('query') else 'keys'}"
     if not wrong:
         return NotApplicable(NEVER_CALLED)
     worst = worst_of(wrong)

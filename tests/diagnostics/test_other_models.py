@@ -352,3 +352,87 @@ def test_a_model_that_does_not_run_at_all_raises_what_it_raises() -> None:
     model.head = nn.Linear(WIDTH + 1, WORDS)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         examine(subject_of(model))
+
+
+def by_token(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Tokens before heads, (b, t, h, s)."""
+    logits = scale * torch.einsum("bhtd,bhsd->bths", q, k) + mask.transpose(1, 2)
+    return torch.einsum("bths,bhsd->bhtd", logits.softmax(-1), v)
+
+
+def heads_first(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """(h, b, t, s)."""
+    logits = scale * torch.einsum("bhtd,bhsd->hbts", q, k) + mask.transpose(0, 1)
+    return torch.einsum("hbts,bhsd->bhtd", logits.softmax(-1), v)
+
+
+def keys_by_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return ((scale * (k @ q.mT) + mask.mT).softmax(-2)).mT @ v
+
+
+@pytest.mark.parametrize("kernel", [by_token, heads_first, keys_by_queries])
+def test_attention_whose_products_stand_in_another_order_raises_no_alarm(kernel: Callable[..., Tensor]) -> None:
+    findings = examine(subject_of(model_of({"kernel": kernel}, {"kernel": kernel})))
+    assert not [finding.document() for finding in findings if finding.alarms]
+
+
+@pytest.mark.parametrize("part", ["o", "q"])
+def test_a_projection_that_is_drawn_as_zero_is_no_fault(part: str) -> None:
+    model = model_of({}, {})
+    for layer in model.layers:
+        for p in layer.get_submodule(part).parameters():
+            nn.init.zeros_(p)
+    findings = examine(subject_of(model, positions=Positions(act=False)))
+    wrong = [finding for finding in findings if finding.alarms and finding.probe.name != "wiring"]  # no gradient yet
+    assert not [finding.document() for finding in wrong]
+
+
+class OthersRead(Attention):
+    """All heads read the first one's queries or keys."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        if self.how["read"] == "queries":
+            q = q[:, :1].expand_as(q)
+        else:
+            k = k[:, :1].expand_as(k)
+        mask = torch.full((1, 1, x.shape[1], x.shape[1]), HIDDEN).triu(1)
+        return self.o(explicit(q, k, v, mask, SCALE).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("read", ["queries", "keys"])
+def test_heads_that_read_another_one_s_queries_or_keys_are_named(read: str) -> None:
+    torch.manual_seed(0)
+    first = next(each for each in examine(subject_of(Model(OthersRead(read=read)))) if each.alarms)
+    assert (first.probe.name, first.cause) == ("head_isolation", f"a head reads another one's {read}")
+
+
+def test_a_loss_that_moves_targets_on_wants_them_where_they_are_read() -> None:
+    def shifting(logits: Tensor, batch: Batch) -> Tensor:
+        return functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch.targets[:, 1:].flatten())
+
+    model = model_of({})
+    sound = subject_of(model)
+    assert sound.batch is not None
+    labels = Batch(sound.batch.inputs, sound.batch.inputs)
+    assert not [each for each in examine(subject_of(model, batch=labels, loss=shifting)) if each.alarms]
+    said = {each.probe.name: each.cause for each in examine(subject_of(model, loss=shifting)) if each.alarms}
+    assert "shifted twice" in said["target_alignment"]
+    said = {each.probe.name: each.cause for each in examine(subject_of(model, batch=labels)) if each.alarms}
+    assert "leaked" in said["target_alignment"]
+
+
+def test_weights_may_be_declared_frozen() -> None:
+    model = model_of({})
+    model.embedding.weight.requires_grad_(False)
+    assert [each.probe.name for each in examine(subject_of(model)) if each.alarms] == ["wiring"]
+    assert not [each for each in examine(subject_of(model, frozen=("embedding.weight",))) if each.alarms]
+
+
+def test_logits_are_found_by_their_name() -> None:
+    class Named(Model):
+        def forward(self, tokens: Tensor) -> Any:
+            return {"loss": None, "logits": super().forward(tokens)}
+
+    torch.manual_seed(0)
+    assert not [each for each in examine(subject_of(Named(Attention()))) if each.alarms]
