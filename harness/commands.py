@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from harness.locate import Found
     from harness.results import StudyData
     from harness.study import Plan
+    from harness.sweep import SweepOutcome
 
 DONE, INCOMPLETE = 0, 1
 NO_STUDY = "there is no study in {}"
@@ -83,6 +84,72 @@ def ablate(options: "Namespace") -> Answer:
             command=without_password(options.typed),
         )
     return _ended(options, name, outcome)
+
+
+def sweep(options: "Namespace") -> Answer:
+    """Tune named fields for each variant of an ablation."""
+    with importing():
+        from harness.locate import find_ablation
+        from harness.progress import console
+        from harness.sweep import run_sweep
+        from harness.tracking import without_password
+
+    found = find_ablation(options.study)
+    out = console(sys.stderr)
+    outcome = run_sweep(
+        found.ablation,
+        name=found.name,
+        budget=options.budget,
+        trials=options.trials,
+        seeds=options.seeds,
+        sampler=options.sampler,
+        pruning=not options.no_pruning,
+        costs=options.cost,
+        storage=options.storage,
+        jobs=options.jobs,
+        device=options.device,
+        tracking_uri=options.tracking_uri,
+        results=options.results,
+        say=lambda line: out.print(line, soft_wrap=True),
+        command=without_password(options.typed),
+    )
+    document = {
+        "study": found.name,
+        "folder": str(outcome.folder),
+        "interrupted": outcome.interrupted,
+        "counts": {str(state): int(n) for state, n in outcome.table["status"].value_counts().items()},
+        "tuned": outcome.answer,
+        "exit_code": outcome.exit_code,
+    }
+    return Answer(document, lambda: _show_sweep(options, found.name, outcome), outcome.exit_code)
+
+
+def _show_sweep(options: "Namespace", name: str, outcome: "SweepOutcome") -> None:
+    """The end of a sweep, on stderr like its progress."""
+    from harness.progress import console, table
+    from harness.report.sweep import warnings_of
+    from harness.tracking import without_password
+
+    out, answer = console(sys.stderr), outcome.answer
+    if outcome.interrupted:
+        out.print(f"{name}: interrupted; all is saved", soft_wrap=True)
+        out.print(f"go on with: {without_password(options.typed)}", soft_wrap=True)
+        return
+    fields = list(answer["fields"])
+    rows = []
+    for variant, each in answer["variants"].items():
+        values = [_value(each["changes"][path]) if each["changes"] else "" for path in fields]
+        rows.append([variant, str(each["tried"]), *values, decimal(each["score"])])
+    out.print(table(["variant…", ">tried", *(f">{path.rpartition('.')[2]}" for path in fields), ">score"], rows))
+    for line in warnings_of(answer):
+        out.print(line, soft_wrap=True)
+    out.print(f"summary: {outcome.folder / 'summary.md'}", soft_wrap=True)
+    out.print(f"compare the tuned variants: harness ablate {options.study} --tuned --budget {answer['budget']}",
+              soft_wrap=True)  # fmt: skip
+
+
+def _value(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _ended(options: "Namespace", name: str, outcome: "Outcome") -> Answer:

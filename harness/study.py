@@ -26,6 +26,7 @@ from harness.evaluate import GATE
 from harness.machine import commit, environment
 from harness.record import RunRecord, read_plan, set_aside, write_atomically
 from harness.schema import Spec, UserError, is_foreign, is_within, nearest, source_file
+from harness.space import Space
 from harness.spec import ModelSpec, RunSpec, TrainSpec
 from tasks.task import Task
 
@@ -56,7 +57,7 @@ class Ablation(Spec):
     `axes` names the paths that may differ, and nothing else may. Each variant is compared with the baseline, or with
     the variant that `against` names for it (the rung below on a ladder, its partner at another depth). `margin` is the
     difference in score that would matter: two variants closer than that count as equivalent. Budgets change every
-    variant alike.
+    variant alike. `space` is what `harness sweep` tunes for each variant.
 
     `score` is a metric's mean over the test lengths, or `learning_time`: the share of the training steps after which
     an evaluation at the training lengths first passed the gate (1: it does not in the end), for tasks that variants
@@ -77,6 +78,7 @@ class Ablation(Spec):
     higher_is_better: bool = True
     margin: Annotated[float, Gt(0), Lt(1)] = 0.1
     budgets: Annotated[dict[str, Budget], MinLen(1)] = Field(default_factory=lambda: {"quick": Budget()})
+    space: Space = Space()
 
     @model_validator(mode="after")
     def _sound(self) -> "Ablation":
@@ -131,6 +133,7 @@ class Ablation(Spec):
     def _check_axes(self) -> None:
         """Axes exist, are the component's or the training's, and no budget moves along one."""
         specs = [self.run_spec(v, next(iter(self.tasks)), seed=0, device="cpu", budget=None) for v in self.variants]
+        self.space.check({name: spec for name, spec in zip(self.variants, specs, strict=True)}, self.axes)
         for axis in self.axes:
             if axis.split(".")[0] not in ("model", "train", "task") or axis in ("task", "task.lengths"):
                 raise ValueError(f"axes: {axis} cannot vary in a comparison; name a path of model, train or task")
