@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,9 +65,10 @@ def ablate(options: "Namespace") -> Answer:
 
     found = find_ablation(options.study)
     options.budget = options.budget or found.ablation.default_budget
+    found, options.provenance = _tuned(options, found) if options.tuned else (found, None)
     if options.plan:
         return plan(options, found)
-    name = folder_name(found.name, pilot=options.pilot)
+    name = folder_name(found.name, pilot=options.pilot, tuned=options.tuned)
     with watch(options.results / name, sys.stderr) as display:
         outcome = run_study(
             found.ablation,
@@ -75,6 +76,7 @@ def ablate(options: "Namespace") -> Answer:
             budget=options.budget,
             seeds=options.seeds,
             pilot=options.pilot,
+            tuned=options.provenance,
             jobs=options.jobs,
             device=options.device,
             tracking_uri=options.tracking_uri,
@@ -84,6 +86,16 @@ def ablate(options: "Namespace") -> Answer:
             command=without_password(options.typed),
         )
     return _ended(options, name, outcome)
+
+
+def _tuned(options: "Namespace", found: "Found") -> "tuple[Found, dict[str, Any]]":
+    """The ablation with the settings that its sweep found, and what there is to say of that sweep."""
+    from harness.tuned import provenance, read_tuned, tuned_ablation
+
+    if options.pilot:
+        raise UserError("--tuned and --pilot exclude each other: the sweep was on pilot seeds already")
+    answer = read_tuned(options.results, found.name, found.ablation, options.budget)
+    return replace(found, ablation=tuned_ablation(found.ablation, options.budget, answer)), provenance(answer)
 
 
 def sweep(options: "Namespace") -> Answer:
@@ -203,7 +215,13 @@ def plan(options: "Namespace", found: "Found") -> Answer:
 
     device = resolve_device(options.device)
     planned = make_plan(
-        found.name, found.ablation, budget=options.budget, seeds=options.seeds, device=device, pilot=options.pilot
+        found.name,
+        found.ablation,
+        budget=options.budget,
+        seeds=options.seeds,
+        device=device,
+        pilot=options.pilot,
+        tuned=options.provenance,
     )
     workers = resolve_jobs(options.jobs, device)
     expected = forecast(planned, options.results / planned.name)

@@ -9,7 +9,7 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -226,6 +226,7 @@ class Plan:
     budget: str
     seeds: tuple[int, ...]
     device: Device
+    tuned: Mapping[str, Any] | None = None  # what `study.json` says of a sweep whose settings the variants have
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -322,6 +323,7 @@ class Plan:
                 variant: {path: value for path, value in fields.items() if baseline.get(path, _ABSENT) != value}
                 for variant, fields in flat.items()
             },
+            **({} if self.tuned is None else {"tuned": dict(self.tuned)}),
             **invocation,
             "commit": commit(),
             "environment": environment(),
@@ -355,15 +357,23 @@ class Plan:
 _ABSENT = object()
 
 
-def folder_name(name: str, *, pilot: bool) -> str:
-    """An ablation's name, or that of its pilot, whose folder is another."""
-    return f"{name}-pilot" if pilot else name
+def folder_name(name: str, *, pilot: bool = False, tuned: bool = False) -> str:
+    """An ablation's name, or that of its pilot or of the tuned one, whose folders are others."""
+    return f"{name}{'-tuned' * tuned}{'-pilot' * pilot}"
 
 
 def make_plan(
-    name: str, ablation: Ablation, *, budget: str, seeds: int | None, device: Device, pilot: bool = False
+    name: str,
+    ablation: Ablation,
+    *,
+    budget: str,
+    seeds: int | None,
+    device: Device,
+    pilot: bool = False,
+    tuned: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """The plan of an ablation; `seeds` overrides the budget's number. A pilot has its own seeds, and a name of its own.
+    """The plan of an ablation; `seeds` overrides the budget's number. A pilot has its own seeds, and a name of its own,
+    as has an ablation whose variants are `tuned` (`harness.tuned`).
 
     Raises:
         UserError: unknown budget, a number of seeds that cannot be.
@@ -372,7 +382,8 @@ def make_plan(
     if not 1 <= count <= PILOT_SEED:
         raise UserError(f"seeds = {count}: choose 1 to {PILOT_SEED} (seeds from {PILOT_SEED} on are the pilot's)")
     first = PILOT_SEED if pilot else 0
-    return Plan(folder_name(name, pilot=pilot), ablation, budget, tuple(range(first, first + count)), device)
+    folder = folder_name(name, pilot=pilot, tuned=tuned is not None)
+    return Plan(folder, ablation, budget, tuple(range(first, first + count)), device, tuned)
 
 
 def survey(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:

@@ -715,7 +715,8 @@ class _Sweeper:
         except optuna.exceptions.UpdateFinishedTrialError:
             return  # taken for abandoned, and put up again: whoever does it finds our records
         _tell(study, trial.number, outcome)
-        self.say(_line(variant, self._tried(variant), self.planned.trials, trial.params, outcome))
+        told = sum(OUTCOME in each.user_attrs for each in study.get_trials(deepcopy=False))
+        self.say(_line(variant, told, self.planned.trials, trial.params, outcome))
 
 
 def _outcome(status: str, cause: str, *, started: float, **known: Any) -> dict[str, Any]:
