@@ -248,6 +248,8 @@ def _between(low: float, high: float, share: float, *, log: bool) -> float:
 
 
 def _edge(low: float, high: float, value: float, *, log: bool) -> str:
+    if value <= low or value >= high:
+        return "low" if value <= low else "high"
     if log:
         low, high, value = math.log(low), math.log(high), math.log(value)
     share = (value - low) / (high - low)

@@ -437,7 +437,7 @@ def _unit(planned: SweepPlan) -> int:
 
 
 def _sampler(planned: SweepPlan, number: int) -> optuna.samplers.BaseSampler:
-    """The sampler of the next trial. Seeded by how many there are: a suggestion depends on what was told before alone,
+    """The sampler of the next trial. Seeded by how many count so far: a suggestion depends on what was told before alone,
     and the first ones are the same for all variants.
     """
     seed = stable_hash(planned.id, "sampler", number) % 2**32
@@ -545,7 +545,7 @@ class _Sweeper:
     def _begin(self, variant: str) -> None:
         """Ask for a trial and start its first run, unless its result is known or the budget is spent."""
         study = self.studies[variant]
-        study.sampler = _sampler(self.planned, len(study.get_trials(deepcopy=False)))
+        study.sampler = _sampler(self.planned, sum(map(_counts, study.get_trials(deepcopy=False))))
         trial = study.ask(fixed_distributions=self.planned.distributions)
         trials = study.get_trials(deepcopy=False)
         if sum(_counts(each) and each.number <= trial.number for each in trials) > self.planned.trials:

@@ -210,7 +210,7 @@ def importance(document: Mapping[str, Any], importances: pd.DataFrame, look: Map
     for place, (variant, shape) in enumerate(look.items()):
         own = importances[(importances["variant"] == variant) & importances["importance"].notna()]
         heights = [fields.index(name) + (place - (len(look) - 1) / 2) * 0.7 / len(look) for name in own["field"]]
-        ax.hlines(heights, own["low"], own["high"], color=shape.colour, lw=1.2)
+        ax.hlines(heights, own["low"], own["high"], color=shape.colour, linestyle=shape.dash_pattern, lw=1.2)
         ax.scatter(own["importance"], heights, marker=shape.marker, s=24, color=shape.colour, edgecolor="white", lw=0.5,
                    zorder=3)  # fmt: skip
     ax.axvline(1 / len(fields), color=MUTED, lw=0.8, ls=":")
