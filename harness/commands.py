@@ -5,6 +5,7 @@ the summary of a study on stderr after its progress.
 """
 
 import gc
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -637,7 +638,7 @@ def dashboard(options: "Namespace") -> Answer:
 
 def sync(options: "Namespace") -> Answer:
     """Deliver every study in the results folder to the store it was run with, or to the one that is named."""
-    from harness.tracking import Mirror, StoreError, default_uri
+    from harness.tracking import Mirror, StoreError, TreeMirror, default_uri
     from harness.tracking.uri import check
 
     if options.tracking_uri:
@@ -649,6 +650,13 @@ def sync(options: "Namespace") -> Answer:
             delivered[folder.name] = Mirror(uri, folder).deliver()
         except (StoreError, UserError) as error:  # the others are delivered all the same
             failed[folder.name] = " ".join(str(error).split())
+    for path in sorted(options.results.glob("*/sweep/sweep.json")):
+        name = f"{path.parent.parent.name}-sweep"
+        try:
+            uri = options.tracking_uri or _stored_uri(json.loads(path.read_text())) or default_uri(options.results)
+            delivered[name] = TreeMirror(uri, path.parent, name).deliver()
+        except (StoreError, ValueError) as error:  # a UserError is a ValueError
+            failed[name] = " ".join(str(error).split())
 
     def show() -> None:
         for name, count in delivered.items():
@@ -663,7 +671,11 @@ def sync(options: "Namespace") -> Answer:
 
 def _recorded_uri(folder: Path) -> str | None:
     """The tracking store that a study's last `ablate` named, if it named any."""
-    uri: str | None = read_plan(folder).get("tracking_uri")
+    return _stored_uri(read_plan(folder))
+
+
+def _stored_uri(document: Mapping[str, Any]) -> str | None:
+    uri: str | None = document.get("tracking_uri")
     if uri and "…@" in uri:
         raise UserError(f"its store is {uri}, whose password is not kept; name it with --tracking-uri")
     return uri

@@ -32,7 +32,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage, RetryHeartb
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
-from harness.conduct import Signals, heeded, locked, make_writable, resolve_device, resolve_jobs
+from harness.conduct import HASTE, PATIENCE, Signals, heeded, locked, make_writable, resolve_device, resolve_jobs
 from harness.engine import Ended, Event, Job, LocalEngine, Pruned, Reached, Tick
 from harness.machine import commit, environment
 from harness.record import RunRecord, read_curves, set_aside, write_atomically
@@ -42,6 +42,8 @@ from harness.seeding import stable_hash
 from harness.space import Choice, Dimension, FloatRange, IntegerRange
 from harness.spec import RunSpec
 from harness.study import Ablation, Device, Plan, make_plan
+from harness.tracking.content import NOTE
+from harness.tracking.tree import NODES, append
 from harness.tuned import asked_for, content, dimensions, sweep_folder
 from harness.wording import decimal, in_words, listed
 
@@ -316,7 +318,8 @@ def run_sweep(
     Raises:
         UserError: the plan cannot be made, folder or storage cannot be written, another process runs the sweep.
     """
-    from harness.tracking.uri import check, default_uri
+    from harness.tracking import TreeMirror, default_uri
+    from harness.tracking.uri import check
 
     planned = plan_sweep(name, ablation, **asked)
     sources = tuple(map(str, planned.plan.sources()))
@@ -342,10 +345,17 @@ def run_sweep(
         write_atomically(folder / "sweep.json", json.dumps(_describe(planned, storage, command, uri), indent=1))
         workers = resolve_jobs(jobs, planned.plan.device)
         sweeper = _Sweeper(planned, studies, store, folder, sources, say)
+        mirror = TreeMirror(uri, folder, f"{name}-sweep")
+        _note_all(planned, studies, folder, "RUNNING")
+        mirror.start()
+        status = "KILLED"
         try:
             sweeper.work(workers, signals)
+            status = "KILLED" if signals.came else "FINISHED"
         finally:
             outcome = _write(planned, studies, folder, interrupted=signals.came)
+            _note_all(planned, studies, folder, status)
+            mirror.close(HASTE if signals.came else PATIENCE)
         return outcome
 
 
@@ -374,6 +384,7 @@ def _describe(planned: SweepPlan, storage: str | None, command: str, uri: str) -
         "storage": "journal.log" if storage is None else without_password(storage),
         "tracking_uri": without_password(uri),
         "command": without_password(command),
+        "began": round(time.time() * 1000),
         "commit": commit(),
         "environment": environment(),
     }
@@ -437,8 +448,8 @@ def _unit(planned: SweepPlan) -> int:
 
 
 def _sampler(planned: SweepPlan, number: int) -> optuna.samplers.BaseSampler:
-    """The sampler of the next trial. Seeded by how many count so far: a suggestion depends on what was told before alone,
-    and the first ones are the same for all variants.
+    """The sampler of the next trial. Seeded by how many count so far: a suggestion depends on what was told before it
+    alone, and the first ones are the same for all variants.
     """
     seed = stable_hash(planned.id, "sampler", number) % 2**32
     return optuna.samplers.TPESampler(seed=seed) if planned.sampler == "tpe" else optuna.samplers.RandomSampler(seed)
@@ -715,7 +726,9 @@ class _Sweeper:
         except optuna.exceptions.UpdateFinishedTrialError:
             return  # taken for abandoned, and put up again: whoever does it finds our records
         _tell(study, trial.number, outcome)
-        told = sum(OUTCOME in each.user_attrs for each in study.get_trials(deepcopy=False))
+        trials = study.get_trials(deepcopy=False)
+        append(self.folder, _trial_node(self.planned, variant, trials[trial.number]))
+        told = sum(OUTCOME in each.user_attrs for each in trials)
         self.say(_line(variant, told, self.planned.trials, trial.params, outcome))
 
 
@@ -769,6 +782,87 @@ def _line(variant: str, tried: int, trials: int, params: Mapping[str, Any], outc
 def shortly(value: Any) -> str:
     """A value of a field for people."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+# In the tracking store
+
+STATUSES = {"finished": "FINISHED", "pruned": "KILLED"}  # MLflow's; what else may become of a trial is FAILED
+
+
+def _note_all(planned: SweepPlan, studies: dict[str, optuna.Study], folder: Path, status: str) -> None:
+    """Write all that there is to mirror anew: the sweep, its variants, their trials."""
+    nodes = [_sweep_node(planned, folder, status)]
+    for variant, study in studies.items():
+        trials = [trial for trial in study.get_trials(deepcopy=False) if OUTCOME in trial.user_attrs]
+        nodes += [
+            _variant_node(planned, variant, trials, nodes[0]),
+            *(_trial_node(planned, variant, t) for t in trials),
+        ]
+    write_atomically(folder / NODES, "".join(json.dumps(node) + "\n" for node in nodes))
+
+
+def _sweep_node(planned: SweepPlan, folder: Path, status: str) -> dict[str, Any]:
+    document = json.loads((folder / "sweep.json").read_text())
+    kept = ("budget", "device", "sampler", "pruning", "asked", "score", "command", "commit", "question")
+    text = folder / "summary.md"
+    note = text.read_text().partition("## Sensitivity")[0][:4000] if text.exists() else document["question"]
+    figures = sorted(str(path.relative_to(folder)) for path in folder.glob("figures/*.png"))
+    return {
+        "key": planned.id,
+        "parent": "",
+        "name": f"sweep of {planned.name} · {planned.plan.budget}",
+        "status": status,
+        "started": document["began"],
+        "ended": None if status == "RUNNING" else round(time.time() * 1000),
+        "tags": {"kind": "sweep", NOTE: note, **{name: str(document[name]) for name in kept}},
+        "params": {path: canonical_json(field) for path, field in document["fields"].items()},
+        "metrics": {},
+        "runs": {},
+        "files": ["summary.md", "trials.csv", "tuned.json", "budgets.csv", *figures],
+    }
+
+
+def _variant_node(
+    planned: SweepPlan, variant: str, trials: Sequence[FrozenTrial], sweep: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A variant: the scores of its trials by their number, and the best so far."""
+    known = {trial.number: trial.user_attrs[OUTCOME]["score"] for trial in trials}
+    scores = {number: float(score) for number, score in known.items() if score is not None}
+    best = np.maximum if planned.ablation.higher_is_better else np.minimum
+    so_far = best.accumulate(list(scores.values())).tolist() if scores else []
+    return {
+        **sweep,
+        "key": f"{planned.id}/{variant}",
+        "parent": planned.id,
+        "name": variant,
+        "tags": {"kind": "variant", "variant": variant},
+        "params": {},
+        "metrics": {"score": scores, "best": dict(zip(scores, so_far, strict=True))},
+        "files": [],
+    }
+
+
+def _trial_node(planned: SweepPlan, variant: str, trial: FrozenTrial) -> dict[str, Any]:
+    """A trial that has ended: what it tried, what came of it, the curves of its runs."""
+    outcome = trial.user_attrs[OUTCOME]
+    names = [f"/{task}/{seed}" for seed in planned.plan.seeds for task in planned.ablation.tasks]
+    runs = outcome["runs"] if outcome["same_as"] is None else []
+    measured = ("score", "loss", "in_distribution", "steps", "seconds", "flops", "parameters")
+    metrics: dict[str, dict[int, Any]] = {name: {0: outcome[name]} for name in measured}
+    metrics["rung/loss"] = {step: abs(loss) for step, loss in trial.intermediate_values.items()}
+    return {
+        "key": f"{planned.id}/{variant}/{trial.number}",
+        "parent": f"{planned.id}/{variant}",
+        "name": f"{variant} · trial {trial.number}",
+        "status": STATUSES.get(outcome["status"], "FAILED"),
+        "started": round(outcome["started"] * 1000),
+        "ended": round(outcome["ended"] * 1000),
+        "tags": {"kind": "trial", "variant": variant, **{key: outcome[key] for key in ("status", "cause", "same_as")}},
+        "params": planned.changes(trial.params),
+        "metrics": metrics,
+        "runs": dict(zip(names if len(names) > 1 else [""], runs, strict=False)),
+        "files": [],
+    }
 
 
 # What was found
