@@ -33,7 +33,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
 from harness.conduct import HASTE, PATIENCE, Signals, heeded, locked, make_writable, resolve_device, resolve_jobs
-from harness.engine import Ended, Event, Job, LocalEngine, Pruned, Reached, Tick
+from harness.engine import Ended, Event, Job, LocalEngine, Pruned, Reached, Started, Tick
 from harness.machine import commit, environment
 from harness.record import RunRecord, read_curves, set_aside, write_atomically
 from harness.results import planned_data
@@ -247,15 +247,21 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
         return JournalStorage(JournalFileBackend(str(journal), JournalFileOpenLock(str(journal))))
     if "://" not in url:
         raise UserError(f"--storage {shown(url)}: this is no database; write postgresql+psycopg://user@host/name")
+    from harness.tracking.uri import without_password
+
     with _database(url), warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats, pinned and tested
-        return RDBStorage(
-            url,
-            engine_kwargs={"pool_pre_ping": True},
-            heartbeat_interval=HEARTBEAT,
-            grace_period=GRACE,
-            heartbeat_stale_trial_callback=_retry(),
-        )
+        try:
+            return RDBStorage(
+                url,
+                engine_kwargs={"pool_pre_ping": True},
+                heartbeat_interval=HEARTBEAT,
+                grace_period=GRACE,
+                heartbeat_stale_trial_callback=_retry(),
+            )
+        except RuntimeError as error:  # of tables with another version; MLflow's have that one's name, too
+            reason = f"its tables are not those of this Optuna ({in_words(error)})"
+            raise UserError(f"--storage {without_password(url)}: {reason}; give it a database of its own") from error
 
 
 def _mend(journal: Path) -> None:
@@ -557,7 +563,9 @@ class _Sweeper:
         """Ask for a trial and start its first run, unless its result is known or the budget is spent."""
         study = self.studies[variant]
         study.sampler = _sampler(self.planned, sum(map(_counts, study.get_trials(deepcopy=False))))
-        trial = study.ask(fixed_distributions=self.planned.distributions)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Heartbeat of storage is supposed")  # `_beat` sees to it
+            trial = study.ask(fixed_distributions=self.planned.distributions)
         trials = study.get_trials(deepcopy=False)
         if sum(_counts(each) and each.number <= trial.number for each in trials) > self.planned.trials:
             study.tell(trial.number, state=TrialState.FAIL)  # another machine was quicker: this one counts for nothing
@@ -620,6 +628,9 @@ class _Sweeper:
     def _heed(self, event: Event) -> None:
         if isinstance(event, Tick):
             self._beat()
+        elif isinstance(event, Started):
+            flight = self.flights[event.fingerprint]
+            flight.started = flight.started if flight.done else time.time()  # a worker's own start is no trial's
         elif isinstance(event, Reached):
             flight = self.flights[event.fingerprint]
             step = flight.done * flight.spec.train.steps + event.step
@@ -794,10 +805,8 @@ def _note_all(planned: SweepPlan, studies: dict[str, optuna.Study], folder: Path
     nodes = [_sweep_node(planned, folder, status)]
     for variant, study in studies.items():
         trials = [trial for trial in study.get_trials(deepcopy=False) if OUTCOME in trial.user_attrs]
-        nodes += [
-            _variant_node(planned, variant, trials, nodes[0]),
-            *(_trial_node(planned, variant, t) for t in trials),
-        ]
+        nodes.append(_variant_node(planned, variant, trials, nodes[0]))
+        nodes += [_trial_node(planned, variant, trial) for trial in trials]
     write_atomically(folder / NODES, "".join(json.dumps(node) + "\n" for node in nodes))
 
 

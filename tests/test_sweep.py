@@ -229,9 +229,9 @@ def test_known_results_are_reused_and_what_diverges_or_lacks_memory_ends_no_swee
 @pytest.mark.slow
 def test_a_sweep_is_a_function_of_its_plan_in_one_go_or_in_two(tmp_path: Path) -> None:
     one = tiny(variants={"sinusoidal": {}})
-    whole = sweep(one, tmp_path / "whole", trials=13, pruning=False)  # TPE has ten random trials first
-    sweep(one, tmp_path / "parts", trials=5, pruning=False)
-    parts = sweep(one, tmp_path / "parts", trials=13, pruning=False)
+    whole = sweep(one, tmp_path / "whole", trials=12, pruning=False)  # TPE has ten random trials first
+    sweep(one, tmp_path / "parts", trials=11, pruning=False)
+    parts = sweep(one, tmp_path / "parts", trials=12, pruning=False)
     columns = ["trial", RATE, "status", "score", "loss"]
     assert parts.table[columns].equals(whole.table[columns])
 
