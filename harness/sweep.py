@@ -37,7 +37,7 @@ from harness.engine import Ended, Event, Job, LocalEngine, Pruned, Reached, Star
 from harness.machine import commit, environment
 from harness.record import RunRecord, read_curves, set_aside, write_atomically
 from harness.results import planned_data
-from harness.schema import UserError, canonical_json, shown
+from harness.schema import Spec, UserError, canonical_json, is_foreign, shown, source_file
 from harness.seeding import stable_hash
 from harness.space import Choice, Dimension, FloatRange, IntegerRange
 from harness.spec import RunSpec
@@ -232,6 +232,13 @@ def _value(dimension: Dimension, value: Any) -> Any:
     return json.loads(value) if isinstance(dimension, Choice) else value
 
 
+def _sources(dimensions: Mapping[str, Dimension]) -> set[str]:
+    """Files of the user's own that define levels among the options; those of a document are known by their names."""
+    options = [option for d in dimensions.values() if isinstance(d, Choice) for option in d.options]
+    kinds = {type(part) for option in options if isinstance(option, Spec) for part in option.specs()}
+    return {str(file) for kind in kinds if is_foreign(kind) and (file := source_file(kind)) is not None}
+
+
 # Storage
 
 
@@ -328,7 +335,7 @@ def run_sweep(
     from harness.tracking.uri import check
 
     planned = plan_sweep(name, ablation, **asked)
-    sources = tuple(map(str, planned.plan.sources()))
+    sources = tuple(sorted({*map(str, planned.plan.sources()), *_sources(planned.dimensions)}))
     results = Path(results).expanduser().absolute()
     folder = sweep_folder(results, name)
     uri = tracking_uri or default_uri(results)
@@ -357,9 +364,9 @@ def run_sweep(
         status = "KILLED"
         try:
             sweeper.work(workers, signals)
+            outcome = _write(planned, studies, folder, interrupted=signals.came)
             status = "KILLED" if signals.came else "FINISHED"
         finally:
-            outcome = _write(planned, studies, folder, interrupted=signals.came)
             _note_all(planned, studies, folder, status)
             mirror.close(HASTE if signals.came else PATIENCE)
         return outcome
@@ -882,7 +889,7 @@ def _write(planned: SweepPlan, studies: dict[str, optuna.Study], folder: Path, *
     from harness.report.sweep import write_sweep
 
     table = pd.concat([_table(planned, variant, study) for variant, study in studies.items()], ignore_index=True)
-    answer = _answer(planned, table)
+    answer = _answer(planned, studies, table)
     importances = pd.concat([_importance(planned, variant, study) for variant, study in studies.items()])
     write_atomically(folder / "tuned.json", json.dumps(answer, indent=1))
     write_atomically(folder / "trials.csv", table.to_csv(index=False))
@@ -903,7 +910,8 @@ def _table(planned: SweepPlan, variant: str, study: optuna.Study) -> pd.DataFram
         if outcome is None and (trial.state == TrialState.WAITING or not trial.params):
             continue
         row: dict[str, Any] = {"variant": variant, "trial": trial.number}
-        row |= {path: trial.params.get(path) for path in planned.dimensions}
+        changes = planned.changes(trial.params)
+        row |= {path: canonical_json(value) if isinstance(value, dict) else value for path, value in changes.items()}
         status = "running" if trial.state == TrialState.RUNNING else "interrupted"
         row |= {name: (outcome or {"status": status}).get(name) for name in COLUMNS}
         row["front"] = trial.number in front
@@ -929,7 +937,7 @@ def best_of(table: pd.DataFrame, *, higher_is_better: bool) -> pd.Series | None:
     return ordered.iloc[0]
 
 
-def _answer(planned: SweepPlan, table: pd.DataFrame) -> dict[str, Any]:
+def _answer(planned: SweepPlan, studies: dict[str, optuna.Study], table: pd.DataFrame) -> dict[str, Any]:
     """The content of tuned.json."""
     return {
         "study": planned.name,
@@ -944,22 +952,20 @@ def _answer(planned: SweepPlan, table: pd.DataFrame) -> dict[str, Any]:
         "score": planned.ablation.score,
         "higher_is_better": planned.ablation.higher_is_better,
         "fields": {path: dimension.document() for path, dimension in planned.dimensions.items()},
-        "variants": {variant: _tuned(planned, variant, table) for variant in planned.variants},
+        "variants": {variant: _tuned(planned, variant, study, table) for variant, study in studies.items()},
     }
 
 
-def _tuned(planned: SweepPlan, variant: str, table: pd.DataFrame) -> dict[str, Any]:
+def _tuned(planned: SweepPlan, variant: str, study: optuna.Study, table: pd.DataFrame) -> dict[str, Any]:
     rows = table[table["variant"] == variant]
     tried = int((~rows["status"].isin(("interrupted", "running"))).sum())
     best = best_of(rows, higher_is_better=planned.ablation.higher_is_better)
     if best is None:
         return {"changes": None, "score": None, "loss": None, "setting": None, "tried": tried, "edges": {}}
-    params = {path: best[path] for path in planned.dimensions}
-    params = {path: value.item() if hasattr(value, "item") else value for path, value in params.items()}
+    params = study.get_trials(deepcopy=False)[int(best["trial"])].params
     edges = {path: planned.dimensions[path].edge(value) for path, value in params.items()}
-    changes = planned.changes(params)
     return {
-        "changes": {p: int(v) if isinstance(planned.dimensions[p], IntegerRange) else v for p, v in changes.items()},
+        "changes": planned.changes(params),
         "score": float(best["score"]),
         "loss": None if math.isnan(best["loss"]) else float(best["loss"]),
         "setting": int(best["trial"]),

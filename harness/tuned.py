@@ -38,8 +38,11 @@ def asked_for(ablation: Ablation, seeds: int | None, costs: Sequence[str] | None
     Raises:
         UserError: a number of seeds or a cost that cannot be.
     """
-    said = {"seeds": seeds, "costs": None if costs is None else list(costs)}
-    space = ablation.space.replaced({key: value for key, value in said.items() if value is not None})
+    given = {"seeds": seeds, "costs": None if costs is None else list(costs)}
+    said = {key: value for key, value in given.items() if value is not None}
+    checked = ablation.space.replaced(said)
+    # Only these two: levels among the options of a field stay what they are, and so known by their files.
+    space = ablation.space.model_copy(update={key: getattr(checked, key) for key in said})
     return ablation.model_copy(update={"space": space})
 
 

@@ -17,10 +17,11 @@ from small_study import LENGTHS, small
 
 from harness.cli import main
 from harness.components.position import NoPE
-from harness.components.scale import InverseSqrt, Scale
+from harness.components.scale import InverseSqrt
 from harness.record import RunRecord
 from harness.report.sweep import budgets, stable_rates, write_sweep
 from harness.schema import UserError
+from harness.sources import load_source
 from harness.space import Choice, FloatRange, Space
 from harness.spec import RunSpec
 from harness.study import Ablation, make_plan
@@ -180,12 +181,15 @@ def test_what_was_not_tuned_for_this_is_refused_in_a_sentence_with_the_remedy(tm
 # Spaces, samplers, ends of trials
 
 
-class Hungry(Scale):
-    """A user's level that no memory holds."""
+HUNGRY = """
+from harness.components.scale import InverseSqrt
 
-    def build(self, *shape: Any) -> Any:
-        """Never."""
+class Hungry(InverseSqrt):
+    def factor(self, *shape):
         raise MemoryError("so many logits")
+
+    build = factor
+"""
 
 
 @pytest.mark.slow
@@ -197,15 +201,17 @@ def test_grids_have_each_cell_once_and_failures_are_recorded_with_their_cause(tm
     assert outcome.table.groupby("variant").size().tolist() == [4, 4]
     assert not outcome.table.duplicated(["variant", "model.d_model", "model.num_heads"]).any()
     failed = outcome.table[outcome.table["status"] == "failed"]
-    assert failed[["model.d_model", "model.num_heads"]].to_numpy().tolist() == [["12", "8"]] * 2
+    assert failed[["model.d_model", "model.num_heads"]].to_numpy().tolist() == [[12, 8]] * 2
     assert failed["cause"].str.contains("num_heads = 8 does not divide d_model = 12").all()
     assert (outcome.table["status"] != "failed").sum() == 6
 
 
 @pytest.mark.slow
 def test_known_results_are_reused_and_what_diverges_or_lacks_memory_ends_no_sweep(tmp_path: Path) -> None:
+    (tmp_path / "hungry.py").write_text(HUNGRY)
+    hungry = load_source(tmp_path / "hungry.py").Hungry()
     space = Space(
-        fields={RATE: Choice(options=(1e-3, 10.0)), "model.scale": Choice(options=(InverseSqrt(), Hungry()))}, seeds=1
+        fields={RATE: Choice(options=(1e-3, 10.0)), "model.scale": Choice(options=(InverseSqrt(), hungry))}, seeds=1
     )
     one = tiny(variants={"sinusoidal": {}}, space=space)
     outcome = sweep(one, tmp_path, sampler="random", trials=10, pruning=False)
