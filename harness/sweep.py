@@ -271,6 +271,17 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
             raise UserError(f"--storage {without_password(url)}: {reason}; give it a database of its own") from error
 
 
+@contextlib.contextmanager
+def _closing(store: BaseStorage) -> Iterator[BaseStorage]:
+    """Gives a database's connections back."""
+    try:
+        yield store
+    finally:
+        store.remove_session()
+        if isinstance(store, RDBStorage):
+            store.engine.dispose()
+
+
 def _mend(journal: Path) -> None:
     """Remove what a kill has torn. The caller holds the sweep's lock, so that nobody else writes."""
     journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
@@ -340,17 +351,16 @@ def run_sweep(
     folder = sweep_folder(results, name)
     uri = tracking_uri or default_uri(results)
     check(uri)
-    if storage is not None:
-        open_storage(storage, folder)  # nothing is written where that fails
-    make_writable(folder)
     with contextlib.ExitStack() as stack:
+        if storage is not None:  # nothing is written where it cannot be opened
+            store = stack.enter_context(_closing(open_storage(storage, folder)))
+            stack.enter_context(_database(storage))
+        make_writable(folder)
         if storage is None:
             stack.enter_context(locked(folder, f"{name}/sweep"))
-        else:
-            stack.enter_context(_database(storage))
+            store = open_storage(storage, folder)
         signals = stack.enter_context(heeded())
         _announce(planned, folder, say)
-        store = open_storage(storage, folder)
         studies = {variant: _study(planned, variant, store) for variant in planned.variants}
         if storage is None:
             for variant, study in studies.items():

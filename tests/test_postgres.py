@@ -76,7 +76,7 @@ def test_what_a_killed_machine_had_begun_another_tries_again_within_the_budget(
     assert set(abandoned[RATE]) <= set(counted[RATE])
     ours = {path.parent.name for path in (tmp_path / "other").glob("mine/sweep/runs/*/record.json")}
     theirs = {path.parent.name for path in (tmp_path / "one").glob("mine/sweep/runs/*/record.json")}
-    assert not ours & theirs  # what was told is not done again
+    assert len(ours & theirs) <= 2  # what was told is not done again; what was in flight may have ended after the kill
     assert len(ours | theirs) >= 6
     assert pd.read_csv(outcome.folder / "trials.csv")["variant"].tolist() == table["variant"].tolist()
 
