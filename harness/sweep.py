@@ -31,6 +31,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, RetryHeartbeatStaleTrialCallback, fail_stale_trials
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.pool import NullPool
 
 from harness.conduct import HASTE, PATIENCE, Signals, heeded, locked, make_writable, resolve_device, resolve_jobs
 from harness.engine import Ended, Event, Job, LocalEngine, Pruned, Reached, Started, Tick
@@ -261,7 +262,7 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
         try:
             return RDBStorage(
                 url,
-                engine_kwargs={"pool_pre_ping": True},
+                engine_kwargs={"poolclass": NullPool},  # each call its own connection: none goes stale, none is left
                 heartbeat_interval=HEARTBEAT,
                 grace_period=GRACE,
                 heartbeat_stale_trial_callback=_retry(),
