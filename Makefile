@@ -2,6 +2,8 @@
 #
 #   make ablation-NAME   run what is left of a study, then write its report (ablations/NAME.py; dashes or underscores)
 #                        BUDGET=smoke|quick|full SEEDS=N JOBS=N|auto DEVICE=auto|cpu|cuda TRACKING_URI=URI RESULTS=DIR
+#   make sweep-NAME      tune named fields for each variant, with equal budgets; then make ablation-NAME TUNED=1
+#                        TRIALS=N SAMPLER=tpe|random|grid STORAGE=URL BUDGET SEEDS JOBS DEVICE TRACKING_URI RESULTS as above
 #   make ablations       every study that is not done yet, one after the other (same options; Ctrl-C saves, it resumes)
 #   make dashboard       MLflow's pages on the local store (PORT=N RESULTS=DIR)
 #   make test            the tests, on both cores, but for the slowest (ARGS='-k rope' for some)
@@ -38,7 +40,11 @@ setup: $(VENV)/installed
 
 # `always` stands in for .PHONY, which knows no patterns. `python -m harness` is the console script, but survives a moved clone.
 ablation-%: $(VENV)/installed always
-	$(python) -m harness ablate '$*' $(options)
+	$(python) -m harness ablate '$*' $(options) $(if $(TUNED),--tuned)
+
+sweep-%: $(VENV)/installed always
+	$(python) -m harness sweep '$*' $(options) $(if $(TRIALS),--trials '$(TRIALS)') $(if $(SAMPLER),--sampler '$(SAMPLER)') \
+	    $(if $(STORAGE),--storage '$(STORAGE)')
 
 # A study with failed runs (1) keeps no other waiting, and is the exit code in the end; a refused or an interrupted one stops all.
 ablations: $(VENV)/installed

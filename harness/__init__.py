@@ -10,16 +10,18 @@ if TYPE_CHECKING:
     from harness.conduct import run_study
     from harness.runner import run
     from harness.schema import UserError
+    from harness.space import Space
     from harness.spec import ModelSpec, RunSpec, TrainSpec
     from harness.study import Ablation, Budget
 
-__all__ = ["Ablation", "Budget", "ModelSpec", "RunSpec", "TrainSpec", "UserError", "run", "run_study"]
+__all__ = ["Ablation", "Budget", "ModelSpec", "RunSpec", "Space", "TrainSpec", "UserError", "run", "run_study"]
 
 _HOMES = {
     "Ablation": "harness.study",
     "Budget": "harness.study",
     "ModelSpec": "harness.spec",
     "RunSpec": "harness.spec",
+    "Space": "harness.space",
     "TrainSpec": "harness.spec",
     "UserError": "harness.schema",
     "run": "harness.runner",

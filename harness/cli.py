@@ -26,9 +26,9 @@ from harness.wording import full_disk
 
 REFUSED, BUG, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141
 
-EPILOG = """exit codes: 0 done; 1 the study finished with failed runs (diagnose, doctor: something is wrong; sync:
-something was not delivered; status of all: a plan is corrupt); 2 a mistake in the request, said in one sentence; 130
-interrupted, state saved; 70 a bug."""
+EPILOG = """exit codes: 0 done; 1 the study finished with failed runs (diagnose, doctor: something is wrong; sweep: a
+variant has no setting that trains; sync: something was not delivered; status of all: a plan is corrupt); 2 a mistake in
+the request, said in one sentence; 130 interrupted, state saved; 70 a bug."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -154,6 +154,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         return made[name]
 
     _study_options(command("ablate", commands.ablate, "Run what is left of a study, then write its report."))
+    _sweep_options(command("sweep", commands.sweep, "Tune named fields for each variant, with equal budgets; resumes."))
     one = command("report", commands.report, "Rewrite a study's report from its records.")
     _add_name(one)
     one.add_argument(
@@ -228,6 +229,11 @@ def _study_options(parser: Parser) -> None:
         help="seeds from 1000 on, to choose settings: a study NAME-pilot without verdicts",
     )
     parser.add_argument(
+        "--tuned",
+        action="store_true",
+        help="each variant with the settings that `harness sweep` found for it: a study NAME-tuned",
+    )
+    parser.add_argument(
         "--jobs", type=_jobs, default="auto", metavar="N", help="worker processes; default: one a core, or one on a GPU"
     )
     parser.add_argument(
@@ -238,6 +244,33 @@ def _study_options(parser: Parser) -> None:
         "--no-diagnostics", action="store_true", help="neither probe models nor watch them train; records say so"
     )
     parser.add_argument("--plan", action="store_true", help="show what would run and what it would cost; write nothing")
+
+
+def _sweep_options(parser: Parser) -> None:
+    parser.add_argument("study", metavar="NAME_OR_FILE", help="an ablation (`harness list ablations`) or your own file")
+    parser.add_argument("--trials", type=_count, metavar="N", help="settings a variant; default: 20, or a grid's size")
+    parser.add_argument("--budget", metavar="NAME", help="of each run: smoke, quick or full; default: as for ablate")
+    parser.add_argument("--seeds", type=_count, metavar="N", help="pilot seeds a setting; default: what its space says")
+    parser.add_argument("--sampler", choices=("tpe", "random", "grid"), default="tpe", help="default: tpe")
+    parser.add_argument("--no-pruning", action="store_true", help="train every setting to the end")
+    parser.add_argument(
+        "--cost",
+        choices=("flops", "parameters"),
+        action="append",
+        help="a further objective, for a Pareto front; default: what the ablation's space says",
+    )
+    parser.add_argument(
+        "--storage",
+        metavar="URL",
+        help="a database that several machines share (postgresql+psycopg://user@host/name); default: a file",
+    )
+    parser.add_argument(
+        "--jobs", type=_jobs, default="auto", metavar="N", help="worker processes; default: one a core, or one on a GPU"
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
+    )
+    _add_tracking(parser)
 
 
 def _add_name(parser: Parser, nargs: str | None = None) -> None:

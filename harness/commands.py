@@ -5,11 +5,12 @@ the summary of a study on stderr after its progress.
 """
 
 import gc
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from harness.locate import Found
     from harness.results import StudyData
     from harness.study import Plan
+    from harness.sweep import SweepOutcome
 
 DONE, INCOMPLETE = 0, 1
 NO_STUDY = "there is no study in {}"
@@ -64,9 +66,10 @@ def ablate(options: "Namespace") -> Answer:
 
     found = find_ablation(options.study)
     options.budget = options.budget or found.ablation.default_budget
+    found, options.provenance = _tuned(options, found) if options.tuned else (found, None)
     if options.plan:
         return plan(options, found)
-    name = folder_name(found.name, pilot=options.pilot)
+    name = folder_name(found.name, pilot=options.pilot, tuned=options.tuned)
     with watch(options.results / name, sys.stderr) as display:
         outcome = run_study(
             found.ablation,
@@ -74,6 +77,7 @@ def ablate(options: "Namespace") -> Answer:
             budget=options.budget,
             seeds=options.seeds,
             pilot=options.pilot,
+            tuned=options.provenance,
             jobs=options.jobs,
             device=options.device,
             tracking_uri=options.tracking_uri,
@@ -83,6 +87,82 @@ def ablate(options: "Namespace") -> Answer:
             command=without_password(options.typed),
         )
     return _ended(options, name, outcome)
+
+
+def _tuned(options: "Namespace", found: "Found") -> "tuple[Found, dict[str, Any]]":
+    """The ablation with the settings that its sweep found, and what there is to say of that sweep."""
+    from harness.tuned import provenance, read_tuned, tuned_ablation
+
+    if options.pilot:
+        raise UserError("--tuned and --pilot exclude each other: the sweep was on pilot seeds already")
+    answer = read_tuned(options.results, found.name, found.ablation, options.budget)
+    return replace(found, ablation=tuned_ablation(found.ablation, options.budget, answer)), provenance(answer)
+
+
+def sweep(options: "Namespace") -> Answer:
+    """Tune named fields for each variant of an ablation."""
+    with importing():
+        from harness.locate import find_ablation
+        from harness.progress import console
+        from harness.sweep import run_sweep
+        from harness.tracking import without_password
+
+    found = find_ablation(options.study)
+    out = console(sys.stderr)
+    outcome = run_sweep(
+        found.ablation,
+        name=found.name,
+        budget=options.budget,
+        trials=options.trials,
+        seeds=options.seeds,
+        sampler=options.sampler,
+        pruning=not options.no_pruning,
+        costs=options.cost,
+        storage=options.storage,
+        jobs=options.jobs,
+        device=options.device,
+        tracking_uri=options.tracking_uri,
+        results=options.results,
+        say=lambda line: out.print(line, soft_wrap=True),
+        command=without_password(options.typed),
+    )
+    document = {
+        "study": found.name,
+        "folder": str(outcome.folder),
+        "interrupted": outcome.interrupted,
+        "counts": {str(state): int(n) for state, n in outcome.table["status"].value_counts().items()},
+        "tuned": outcome.answer,
+        "exit_code": outcome.exit_code,
+    }
+    return Answer(document, lambda: _show_sweep(options, found.name, outcome), outcome.exit_code)
+
+
+def _show_sweep(options: "Namespace", name: str, outcome: "SweepOutcome") -> None:
+    """The end of a sweep, on stderr like its progress."""
+    from harness.progress import console, table
+    from harness.report.sweep import warnings_of
+    from harness.tracking import without_password
+
+    out, answer = console(sys.stderr), outcome.answer
+    if outcome.interrupted:
+        out.print(f"{name}: interrupted; all is saved", soft_wrap=True)
+        out.print(f"go on with: {without_password(options.typed)}", soft_wrap=True)
+        return
+    fields = list(answer["fields"])
+    rows = []
+    for variant, each in answer["variants"].items():
+        values = [_value(each["changes"][path]) if each["changes"] else "" for path in fields]
+        rows.append([variant, str(each["tried"]), *values, decimal(each["score"])])
+    out.print(table(["variant…", ">tried", *(f">{path.rpartition('.')[2]}" for path in fields), ">score"], rows))
+    for line in warnings_of(answer):
+        out.print(line, soft_wrap=True)
+    out.print(f"summary: {outcome.folder / 'summary.md'}", soft_wrap=True)
+    out.print(f"compare the tuned variants: harness ablate {options.study} --tuned --budget {answer['budget']}",
+              soft_wrap=True)  # fmt: skip
+
+
+def _value(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _ended(options: "Namespace", name: str, outcome: "Outcome") -> Answer:
@@ -136,7 +216,13 @@ def plan(options: "Namespace", found: "Found") -> Answer:
 
     device = resolve_device(options.device)
     planned = make_plan(
-        found.name, found.ablation, budget=options.budget, seeds=options.seeds, device=device, pilot=options.pilot
+        found.name,
+        found.ablation,
+        budget=options.budget,
+        seeds=options.seeds,
+        device=device,
+        pilot=options.pilot,
+        tuned=options.provenance,
     )
     workers = resolve_jobs(options.jobs, device)
     expected = forecast(planned, options.results / planned.name)
@@ -557,7 +643,7 @@ def dashboard(options: "Namespace") -> Answer:
 
 def sync(options: "Namespace") -> Answer:
     """Deliver every study in the results folder to the store it was run with, or to the one that is named."""
-    from harness.tracking import Mirror, StoreError, default_uri
+    from harness.tracking import Mirror, StoreError, TreeMirror, default_uri
     from harness.tracking.uri import check
 
     if options.tracking_uri:
@@ -569,6 +655,13 @@ def sync(options: "Namespace") -> Answer:
             delivered[folder.name] = Mirror(uri, folder).deliver()
         except (StoreError, UserError) as error:  # the others are delivered all the same
             failed[folder.name] = " ".join(str(error).split())
+    for path in sorted(options.results.glob("*/sweep/sweep.json")):
+        name = f"{path.parent.parent.name}-sweep"
+        try:
+            uri = options.tracking_uri or _stored_uri(json.loads(path.read_text())) or default_uri(options.results)
+            delivered[name] = TreeMirror(uri, path.parent, name).deliver()
+        except (StoreError, ValueError) as error:  # a UserError is a ValueError
+            failed[name] = " ".join(str(error).split())
 
     def show() -> None:
         for name, count in delivered.items():
@@ -583,7 +676,11 @@ def sync(options: "Namespace") -> Answer:
 
 def _recorded_uri(folder: Path) -> str | None:
     """The tracking store that a study's last `ablate` named, if it named any."""
-    uri: str | None = read_plan(folder).get("tracking_uri")
+    return _stored_uri(read_plan(folder))
+
+
+def _stored_uri(document: Mapping[str, Any]) -> str | None:
+    uri: str | None = document.get("tracking_uri")
     if uri and "…@" in uri:
         raise UserError(f"its store is {uri}, whose password is not kept; name it with --tracking-uri")
     return uri

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
 import pandas as pd
 import torch
@@ -92,6 +92,7 @@ def run_study(
     budget: str | None = None,
     seeds: int | None = None,
     pilot: bool = False,
+    tuned: Mapping[str, Any] | None = None,
     jobs: int | Literal["auto"] = "auto",
     device: Device | Literal["auto"] = "auto",
     tracking_uri: str | None = None,
@@ -100,7 +101,9 @@ def run_study(
     diagnose: bool = True,
     command: str = "",
 ) -> Outcome:
-    """Run what is left of a study and write its report into `results/name`, that of a pilot into `results/name-pilot`.
+    """Run what is left of a study and write its report into `results/name`, that of a pilot into `results/name-pilot`,
+    that of an ablation whose variants have settings that a sweep found (`tuned` says of which) into
+    `results/name-tuned`.
 
     Ended runs are not done again, interrupted ones resume. Without `diagnose` neither structural probes nor detectors
     look at the runs, and their records say so. Ctrl-C (and SIGTERM, SIGHUP) saves and stops.
@@ -115,7 +118,7 @@ def run_study(
         raise UserError(f"run_study takes an Ablation, not {shown(ablation)}; `harness ablate` takes the name of one")
     display = display or Nobody()
     budget, device = budget or ablation.default_budget, resolve_device(device)
-    plan = make_plan(name, ablation, budget=budget, seeds=seeds, device=device, pilot=pilot)
+    plan = make_plan(name, ablation, budget=budget, seeds=seeds, device=device, pilot=pilot, tuned=tuned)
     sources = tuple(map(str, plan.sources()))
     results = Path(results).expanduser().absolute()
     folder = results / plan.name

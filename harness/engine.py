@@ -46,6 +46,7 @@ class Job:
         directory: where the run lives on disk.
         sources: users' files that define levels or tasks of the spec.
         diagnose: whether diagnostics look at it.
+        rungs: steps at which the worker asks whether to go on, and waits for `LocalEngine.answer`.
     """
 
     fingerprint: str
@@ -53,6 +54,7 @@ class Job:
     directory: Path
     sources: tuple[str, ...] = ()
     diagnose: bool = True
+    rungs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,11 +110,28 @@ class Noted:
 
 
 @dataclass(frozen=True)
+class Reached:
+    """The job stands at one of its rungs, with this loss at the training lengths, and waits for an answer."""
+
+    fingerprint: str
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """The job was given up at a rung, as the answer was no; it leaves curves and no record."""
+
+    fingerprint: str
+    step: int
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time passes."""
 
 
-Event = Started | Progressed | Ended | Interrupted | Died | Noted | Tick
+Event = Started | Progressed | Reached | Pruned | Ended | Interrupted | Died | Noted | Tick
 
 
 class LocalEngine:
@@ -133,6 +152,7 @@ class LocalEngine:
         self._size = workers
         self._lock = threading.Lock()  # guards _pending, _workers and who has which job
         self._pending: deque[Job] = deque()
+        self._left: dict[str, Job] = {}  # what `run` still waits for
         self._workers: list[_Worker] = []
         self._deaths: Counter[str] = Counter()  # of a job
         self._false_starts: Counter[int] = Counter()  # of a worker's number, in a row
@@ -149,17 +169,15 @@ class LocalEngine:
     def run(self, jobs: Sequence[Job]) -> Iterator[Event]:
         """What happens until every job has ended or the engine is stopped, and a Tick every `TICK` seconds.
 
-        Work goes on whether or not the next event is asked for.
+        Work goes on whether or not the next event is asked for. `add` may bring further jobs meanwhile.
 
         Raises:
             UserError: no worker can be started; a spec cannot be made in one, as a user's file has changed or broken;
                 or the disk is full.
         """
-        left = {job.fingerprint: job for job in jobs}
-        with self._lock:
-            self._pending.extend(left.values())
-            self._hire()
-        self._feed()
+        left = self._left
+        for job in jobs:
+            self.add(job)
         tick = time.monotonic() + TICK
         while left:
             if self._deadline is not None:
@@ -173,9 +191,26 @@ class LocalEngine:
                 continue
             if isinstance(event, BaseException):
                 raise event
-            if isinstance(event, Ended | Interrupted):
+            if isinstance(event, Ended | Interrupted | Pruned):
                 left.pop(event.fingerprint, None)
             yield event
+
+    def add(self, job: Job) -> None:
+        """A further job for the `run` whose events are being read. After `stop` it is not taken."""
+        if self._deadline is not None:
+            return
+        self._left[job.fingerprint] = job
+        with self._lock:
+            self._pending.append(job)
+            self._hire()
+        self._feed()
+
+    def answer(self, fingerprint: str, *, go_on: bool) -> None:
+        """Tell the worker that has reached a rung with this job. One that is gone by now is asked again later."""
+        with self._lock:
+            for worker in self._workers:
+                if worker.job is not None and worker.job.fingerprint == fingerprint:
+                    worker.answer(go_on)
 
     def stop(self, grace: float = GRACE) -> None:
         """Have every worker save its run and exit; after `grace` seconds `run` or `close` kills those left.
@@ -246,6 +281,12 @@ class LocalEngine:
         elif kind == "progress":
             worker.step = message["step"]
             self._happenings.put(Progressed(fingerprint, **message))
+        elif kind == "rung":
+            self._happenings.put(Reached(fingerprint, **message))
+        elif kind == "pruned":
+            self._happenings.put(Pruned(fingerprint, **message))
+            worker.job = None
+            self._feed()
         elif kind == "note":
             self._happenings.put(Noted(fingerprint, **message))
         elif kind == "interrupted":  # it exits next, and is buried with its job saved
@@ -356,7 +397,15 @@ class _Worker:
             "directory": str(job.directory.resolve()),
             "sources": job.sources,
             "diagnose": job.diagnose,
+            "rungs": job.rungs,
         }
+        self._send(document)
+
+    def answer(self, go_on: bool) -> None:
+        """Whether the job goes on from the rung that it has reached."""
+        self._send({"go_on": go_on})
+
+    def _send(self, document: dict[str, Any]) -> None:
         # A worker that is gone or stopped takes nothing; its thread sees that, and to the job.
         with contextlib.suppress(OSError):
             self._pipe.sendall(json.dumps(document).encode() + b"\n")

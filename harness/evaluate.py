@@ -102,7 +102,7 @@ def fresh_batch(spec: RunSpec, stream: str, samples: int, length: int) -> Batch:
     4000 holds one in 23. A length with too few sequences to go round keeps all, and is marked as seen.
     """
     device = torch.device(spec.device)
-    batch = spec.batch(stream, 0, samples, length, device)
+    batch = spec.batch(spec.stream(stream), 0, samples, length, device)
     if length not in spec.task.lengths.training or was_seen(spec, length):
         return batch
     pool = spec.training_pool(length, device)
@@ -211,7 +211,7 @@ def greedy_agreement(model: Model, spec: RunSpec) -> float:
     if spec.layout == "in place":
         return float("nan")
     length = spec.task.lengths.train[1]
-    batch = spec.batch("eval", 0, GREEDY_SAMPLES, length, torch.device(spec.device))
+    batch = spec.batch(spec.stream("eval"), 0, GREEDY_SAMPLES, length, torch.device(spec.device))
     agreed = [_agrees(model, part) for part in (batch.unpadded() if spec.task.ragged else [batch])]
     return torch.cat(agreed).double().mean().item()
 

@@ -159,7 +159,15 @@ def load_study(folder: Path) -> StudyData:
     """
     if not (folder / "study.json").exists():
         raise UserError(f"{folder}: there is no study here; run `harness ablate {folder.name}` first")
-    document = read_plan(folder)
+    return planned_data(folder, read_plan(folder))
+
+
+def planned_data(folder: Path, document: dict[str, Any]) -> StudyData:
+    """What a folder holds of the runs that a plan names, by the content of a `study.json`.
+
+    Raises:
+        UserError: one of the records is corrupt.
+    """
     cells = _records(folder, document)
     return StudyData(folder, document, _runs(folder, document, cells), _scores(document, cells))
 

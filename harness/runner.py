@@ -35,13 +35,14 @@ from harness.journal import Diverged, Interrupted, Journal, Progress, evaluating
 from harness.machine import environment, peak_memory, reset_peak_memory
 from harness.module import TransformerModule, answer_loss
 from harness.record import RunRecord, Score, Status, mean_score, read_curves, set_aside, write_atomically
+from harness.rungs import Pruned, Rungs, leave_nothing_to_resume
 from harness.schema import UserError, shown
 from harness.seeding import seed_global
 from harness.spec import RunSpec
 from harness.transformer import buffers_kept
 from harness.wording import full_disk, in_words
 
-__all__ = ["Interrupted", "Progress", "run"]
+__all__ = ["Interrupted", "Progress", "Pruned", "run"]
 
 WORSE = 1.25  # times the untrained loss, which is about that of guessing: no noise of a batch gets there
 
@@ -58,6 +59,8 @@ def run(
     on_notice: Callable[[str], None] = logger.warning,
     diagnose: bool = True,
     probes: str | Path | None = None,
+    rungs: tuple[int, ...] = (),
+    go_on: Callable[[int, float], bool] | None = None,
 ) -> RunRecord:
     """Train and evaluate what a spec describes, or what is left of it, and record the outcome.
 
@@ -71,8 +74,11 @@ def run(
         diagnose: whether training is watched by the detectors of `harness.diagnostics`; the record says so.
         probes: where what structural probes find in the untrained model is kept, once for all seeds; without it they
             are left out.
+        rungs: steps at which `go_on` is asked, with the step and the loss at the training lengths there.
+        go_on: when it says no the run is given up and `Pruned` raised; its curves are kept, and no record.
 
     Raises:
+        Pruned: `go_on` said no.
         Interrupted: after saving, when `should_stop` said yes.
         OSError: the disk is full, or takes no writes any more.
         UserError: `spec` is no RunSpec, this machine cannot run it (no CUDA device, an attention kernel that cannot
@@ -89,6 +95,8 @@ def run(
                 should_stop=should_stop,
                 diagnose=diagnose,
                 probes=probes,
+                rungs=rungs,
+                go_on=go_on,
             )
     if directory == "":
         raise UserError("directory = '': name a folder, or leave it out to keep nothing")
@@ -107,7 +115,13 @@ def run(
         raise UserError(f"directory = '{directory}': cannot be made ({error.strerror}); name another") from error
     write_atomically(directory / "spec.json", json.dumps(spec.document(), indent=1))
     journal, kept = Journal(spec, directory, on_progress, should_stop), Path(probes) if diagnose and probes else None
-    record = _Attempt(spec, directory, journal, on_notice, diagnose=diagnose, probes=kept).record()
+    attempt = _Attempt(spec, directory, journal, on_notice, diagnose=diagnose, probes=kept)
+    attempt.rungs = Rungs(spec, rungs, go_on) if go_on else None
+    try:
+        record = attempt.record()
+    except Pruned:
+        leave_nothing_to_resume(directory)
+        raise
     record.write(directory / "record.json")
     (directory / "checkpoint.ckpt").unlink(missing_ok=True)
     return record
@@ -152,6 +166,7 @@ class _Attempt:
         self.ledger: dict[str, int | float | str] = {"device": spec.device, "precision": spec.precision}
         self.diagnose, self.probes = diagnose, probes
         self.watch: Watch | None = None
+        self.rungs: Rungs | None = None
 
     def record(self) -> RunRecord:
         """The outcome, with what diagnostics make of it."""
@@ -191,7 +206,7 @@ class _Attempt:
             fit(module, self._callbacks(module), _sound(self.directory / "checkpoint.ckpt", self.notify))
             self._measure(module.to(self.spec.device))
             return self._verdict()
-        except (Interrupted, UserError):
+        except (Interrupted, Pruned, UserError):
             raise
         except Diverged as error:
             self.scores = zero_scores(self.spec)
@@ -229,6 +244,8 @@ class _Attempt:
             )
             self.journal.watched, looked = self.watch.take, "structure, training" if self.probes else "training"
             callbacks = [self.watch, self.journal]
+        if self.rungs:
+            callbacks.append(self.rungs)
         self.ledger["diagnostics"] = looked
         return callbacks
 

@@ -281,14 +281,24 @@ class TrainSpec(Spec):
     eval_every: Annotated[int, Changes("evaluation"), Ge(1)] = 250
 
 
+def _is_final(samples: str) -> bool:
+    return samples == "final"
+
+
 class RunSpec(Spec):
-    """One run, whole. `device` decides the precision too: fp32 on the CPU, bf16 autocast on CUDA."""
+    """One run, whole. `device` decides the precision too: fp32 on the CPU, bf16 autocast on CUDA.
+
+    `samples` names the sequences that it is evaluated on: those of the final comparison, or others, on which settings
+    are tuned.
+    """
 
     model: ModelSpec = ModelSpec()
     task: Task
     train: TrainSpec = TrainSpec()
     seed: Annotated[int, Changes("data"), Ge(0)] = 0
     device: Annotated[Literal["cpu", "cuda"], Changes("hardware")] = "cpu"
+    # Left out of the document where it says nothing new: runs from before there were sweeps keep their fingerprints.
+    samples: Annotated[Literal["final", "tuning"], Changes("evaluation"), Field(exclude_if=_is_final)] = "final"
 
     @model_validator(mode="after")
     def _trainable(self) -> "RunSpec":
@@ -344,6 +354,10 @@ class RunSpec(Spec):
     def batch(self, stream: str, step: int, batch_size: int, length: int, device: torch.device) -> Batch:
         """A batch of one length for evaluation or a look inside, of a stream of its own."""
         return self.task.batch(self.seed, stream, step, batch_size, length, device, self.layout)
+
+    def stream(self, name: str) -> str:
+        """The stream of evaluation samples of that name, of which tuning has its own."""
+        return name if self.samples == "final" else f"{self.samples}/{name}"
 
     def training_batch(self, step: int, device: torch.device) -> Batch:
         """The training batch of a step."""

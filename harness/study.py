@@ -9,7 +9,7 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +26,7 @@ from harness.evaluate import GATE
 from harness.machine import commit, environment
 from harness.record import RunRecord, read_plan, set_aside, write_atomically
 from harness.schema import Spec, UserError, is_foreign, is_within, nearest, source_file
+from harness.space import Space
 from harness.spec import ModelSpec, RunSpec, TrainSpec
 from tasks.task import Task
 
@@ -56,7 +57,7 @@ class Ablation(Spec):
     `axes` names the paths that may differ, and nothing else may. Each variant is compared with the baseline, or with
     the variant that `against` names for it (the rung below on a ladder, its partner at another depth). `margin` is the
     difference in score that would matter: two variants closer than that count as equivalent. Budgets change every
-    variant alike.
+    variant alike. `space` is what `harness sweep` tunes for each variant.
 
     `score` is a metric's mean over the test lengths, or `learning_time`: the share of the training steps after which
     an evaluation at the training lengths first passed the gate (1: it does not in the end), for tasks that variants
@@ -77,6 +78,7 @@ class Ablation(Spec):
     higher_is_better: bool = True
     margin: Annotated[float, Gt(0), Lt(1)] = 0.1
     budgets: Annotated[dict[str, Budget], MinLen(1)] = Field(default_factory=lambda: {"quick": Budget()})
+    space: Space = Space()
 
     @model_validator(mode="after")
     def _sound(self) -> "Ablation":
@@ -131,6 +133,7 @@ class Ablation(Spec):
     def _check_axes(self) -> None:
         """Axes exist, are the component's or the training's, and no budget moves along one."""
         specs = [self.run_spec(v, next(iter(self.tasks)), seed=0, device="cpu", budget=None) for v in self.variants]
+        self.space.check({name: spec for name, spec in zip(self.variants, specs, strict=True)}, self.axes)
         for axis in self.axes:
             if axis.split(".")[0] not in ("model", "train", "task") or axis in ("task", "task.lengths"):
                 raise ValueError(f"axes: {axis} cannot vary in a comparison; name a path of model, train or task")
@@ -228,6 +231,7 @@ class Plan:
     budget: str
     seeds: tuple[int, ...]
     device: Device
+    tuned: Mapping[str, Any] | None = None  # what `study.json` says of a sweep whose settings the variants have
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -324,6 +328,7 @@ class Plan:
                 variant: {path: value for path, value in fields.items() if baseline.get(path, _ABSENT) != value}
                 for variant, fields in flat.items()
             },
+            **({} if self.tuned is None else {"tuned": dict(self.tuned)}),
             **invocation,
             "commit": commit(),
             "environment": environment(),
@@ -357,15 +362,23 @@ class Plan:
 _ABSENT = object()
 
 
-def folder_name(name: str, *, pilot: bool) -> str:
-    """An ablation's name, or that of its pilot, whose folder is another."""
-    return f"{name}-pilot" if pilot else name
+def folder_name(name: str, *, pilot: bool = False, tuned: bool = False) -> str:
+    """An ablation's name, or that of its pilot or of the tuned one, whose folders are others."""
+    return f"{name}{'-tuned' * tuned}{'-pilot' * pilot}"
 
 
 def make_plan(
-    name: str, ablation: Ablation, *, budget: str, seeds: int | None, device: Device, pilot: bool = False
+    name: str,
+    ablation: Ablation,
+    *,
+    budget: str,
+    seeds: int | None,
+    device: Device,
+    pilot: bool = False,
+    tuned: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """The plan of an ablation; `seeds` overrides the budget's number. A pilot has its own seeds, and a name of its own.
+    """The plan of an ablation; `seeds` overrides the budget's number. A pilot has its own seeds, and a name of its own,
+    as has an ablation whose variants are `tuned` (`harness.tuned`).
 
     Raises:
         UserError: unknown budget, a number of seeds that cannot be.
@@ -374,7 +387,8 @@ def make_plan(
     if not 1 <= count <= PILOT_SEED:
         raise UserError(f"seeds = {count}: choose 1 to {PILOT_SEED} (seeds from {PILOT_SEED} on are the pilot's)")
     first = PILOT_SEED if pilot else 0
-    return Plan(folder_name(name, pilot=pilot), ablation, budget, tuple(range(first, first + count)), device)
+    folder = folder_name(name, pilot=pilot, tuned=tuned is not None)
+    return Plan(folder, ablation, budget, tuple(range(first, first + count)), device, tuned)
 
 
 def survey(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:

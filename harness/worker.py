@@ -1,9 +1,10 @@
 """A worker process: `python -m harness.worker FD` runs the jobs that come through a pipe until it closes.
 
-Lines of JSON in: a job each. Lines of JSON out: `ready`, then for each job `started`, `progress` … (and `note`,
-a sentence for people), and at its end `ended`, `interrupted`, or `refused` where the spec cannot be made any more or
-the disk is full, which is no result. The end of the input, SIGTERM and SIGHUP mean: save and exit. SIGINT means
-nothing here: Ctrl-C reaches every process of the terminal, and the one that started us decides.
+Lines of JSON in: a job each, or the answer to a `rung`. Lines of JSON out: `ready`, then for each job `started`,
+`progress` … (and `note`, a sentence for people; `rung`, which asks whether to go on), and at its end `ended`, `pruned`,
+`interrupted`, or `refused` where the spec cannot be made any more or the disk is full, which is no result. The end of
+the input, SIGTERM and SIGHUP mean: save and exit. SIGINT means nothing here: Ctrl-C reaches every process of the
+terminal, and the one that started us decides.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from harness.engine import STOP_SIGNALS, Job, heeded_signals, write_failure
@@ -45,6 +46,7 @@ class Pipe:
         self._socket = socket.socket(fileno=handle)
         self._socket.set_inheritable(False)
         self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._answers: SimpleQueue[bool] = SimpleQueue()
         self._received = 0  # jobs; counted by the listening thread
         self._done = 0  # counted by the main thread
         self.stop = threading.Event()  # set when the run is to be saved and the process to end
@@ -68,12 +70,24 @@ class Pipe:
         except OSError:
             self.stop.set()
 
+    def go_on(self, step: int, loss: float) -> bool:
+        """Ask the engine, and wait; yes where it is time to stop, as the run is saved then."""
+        self.send("rung", step=step, loss=loss)
+        while not self.stop.is_set():
+            with contextlib.suppress(Empty):
+                return self._answers.get(timeout=PROGRESS_INTERVAL)
+        return True
+
     def _listen(self) -> None:
         with contextlib.suppress(ConnectionResetError), self._socket.makefile("rb") as lines:
             for line in lines:
-                self._received += 1
                 document = json.loads(line)
-                self._jobs.put(Job(**{**document, "directory": Path(document["directory"])}))
+                if "go_on" in document:
+                    self._answers.put(document["go_on"])
+                    continue
+                self._received += 1
+                whole = {**document, "directory": Path(document["directory"]), "rungs": tuple(document["rungs"])}
+                self._jobs.put(Job(**whole))
         self._leave()
 
     def _await_signal(self) -> None:
@@ -112,7 +126,7 @@ def main(handle: int) -> None:
 
 
 def work(job: Job, pipe: Pipe) -> Status | None:
-    """Run a job and tell how it ended; its status, None if it was interrupted or refused."""
+    """Run a job and tell how it ended; its status, None if it was interrupted, pruned or refused."""
     if pipe.stop.is_set():
         return None
     pipe.send("started")
@@ -131,7 +145,7 @@ def attempt(job: Job, pipe: Pipe) -> Status | None:
     Raises:
         OSError: nothing can be written.
     """
-    from harness.runner import Interrupted
+    from harness.runner import Interrupted, Pruned
 
     started = time.time()
     job.directory.mkdir(parents=True, exist_ok=True)
@@ -144,7 +158,10 @@ def attempt(job: Job, pipe: Pipe) -> Status | None:
             return None
         try:
             with alone_in(job.directory, pipe.stop):
-                status = execute(spec, job.directory, pipe, diagnose=job.diagnose)
+                status = execute(spec, job, pipe)
+        except Pruned as pruned:
+            pipe.send("pruned", step=pruned.step)
+            return None
         except Interrupted as stopped:
             pipe.send("interrupted", step=stopped.step)
             return None
@@ -175,23 +192,26 @@ def planned(job: Job) -> "RunSpec":
     return spec
 
 
-def execute(spec: "RunSpec", directory: Path, pipe: Pipe, *, diagnose: bool) -> Status:
+def execute(spec: "RunSpec", job: Job, pipe: Pipe) -> Status:
     """Run a spec, or what is left of it; what structural probes find is kept beside the study's runs.
 
     Raises:
         UserError: this machine cannot run it.
         Interrupted: the pipe said stop; the run is saved.
+        Pruned: the engine said that it is not worth going on with.
     """
     from harness import runner
 
     record = runner.run(
         spec,
-        directory=directory,
+        directory=job.directory,
         on_progress=throttled(pipe),
         should_stop=pipe.stop.is_set,
         on_notice=lambda sentence: tell(sentence, pipe),
-        diagnose=diagnose,
-        probes=directory.parent.parent / "probes",
+        diagnose=job.diagnose,
+        probes=job.directory.parent.parent / "probes",
+        rungs=job.rungs,
+        go_on=pipe.go_on if job.rungs else None,
     )
     return record.status
 

@@ -26,6 +26,8 @@ FORBIDDEN = {
     "harness.tracking": LEARNING - {"mlflow"},
     "harness.progress": LEARNING | {"seaborn"},
     "harness.spec": HEAVY - {"torch"},
+    "harness.space": HEAVY | {"numpy"},
+    "harness.tuned": HEAVY - {"torch"},
     "harness.transformer": HEAVY - {"torch"},
     "harness.worker": {"mlflow", "optuna", "seaborn", "ray", "rich"},
     "tasks": HEAVY - {"torch"},

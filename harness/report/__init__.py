@@ -86,10 +86,10 @@ def _draw(found: Findings, chapters: Chapters, folder: Path, *, publish: bool) -
     with drawing():
         theirs = (chapter.pictures(found, table) for chapter, table in chapters)
         pictures = chain(score_pictures(found), *theirs, inside_pictures(found))
-        return {picture.name: _save(picture, folder, publish=publish) for picture in pictures}
+        return {picture.name: save(picture, folder, publish=publish) for picture in pictures}
 
 
-def _save(picture: Picture, folder: Path, *, publish: bool) -> Image:
+def save(picture: Picture, folder: Path, *, publish: bool) -> Image:
     """Write a picture as PNG, and as SVG if it is not to be small; each is drawn once, on a canvas of its own
     (`savefig` draws everything twice).
     """

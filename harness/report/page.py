@@ -143,6 +143,22 @@ def _verdict_cell(row: dict[Any, Any], *, sized: bool = False) -> Cell:
     return Cell(f"{SYMBOLS.get(verdict, '?')} {verdict}{amount}", verdict)
 
 
+def _tuning(document: dict[str, Any]) -> list[Block]:
+    """That each variant has settings of its own, and how they were found."""
+    tuned = document.get("tuned")
+    if not tuned:
+        return []
+    said = (
+        f"Tuned: each variant has its own {listed(list(tuned['fields']))}, the best of "
+        f"{counted(tuned['asked'], 'setting')} (as many for every variant), found on "
+        f"{counted(tuned['pilot_seeds'], 'pilot seed')} and samples that stand in no comparison here."
+    )
+    edges = [f"{path} of {quoted(name)} ({end})" for name, ends in tuned["edges"].items() for path, end in ends.items()]
+    if edges:
+        said += f" On the edge of the space, so that better ones may lie beyond it: {listed(edges)}."
+    return [Text(said)]
+
+
 def _compared(found: Findings) -> list[Block]:
     document = found.document
     seeds = document["seeds"]
@@ -158,6 +174,7 @@ def _compared(found: Findings) -> list[Block]:
             f"{counted(len(seeds), 'seed')} ({ranges(seeds)}) on {counted(len(document['tasks']), 'task')}: "
             f"{counted(len(document['runs']), 'run')}, budget “{document['budget']}”."
         ),
+        *_tuning(document),
         Items([*trained, _task_note(document)]),
         _differences_table(document),
     ]

@@ -10,12 +10,14 @@ from harness.tracking.entities import StoreError
 from harness.tracking.links import Link, compare_link, run_link, study_links, view_link
 from harness.tracking.mirror import Mirror
 from harness.tracking.received import run_ids
+from harness.tracking.tree import TreeMirror
 from harness.tracking.uri import default_uri, store_lock, without_password
 
 __all__ = [
     "Link",
     "Mirror",
     "StoreError",
+    "TreeMirror",
     "compare_link",
     "default_uri",
     "run_ids",
