@@ -60,9 +60,10 @@ def _until_ready(command: str, folder: Path, environment: dict[str, str]) -> str
 @pytest.mark.slow
 def test_the_studies_have_run_and_their_reports_stand(said: tuple[Path, str]) -> None:
     folder, _ = said
-    for study in ("scaling", "pairs"):
+    for study in ("scaling", "scaling-tuned", "pairs"):
         assert (folder / "results" / study / "report.html").exists()
         assert (folder / "results" / study / "tables" / "as_shown" / "verdicts.tex").exists()
+    assert (folder / "results" / "scaling" / "sweep" / "summary.md").exists()
 
 
 @pytest.mark.slow
