@@ -27,6 +27,8 @@ QUICK = (
     ("gradients multiplied", 0.5),
     ("noise in training", 0.1),
     ("softmax twice", 1.0),
+    ("averaged", 0.5),
+    ("gradients kept", 2.0),
 )
 OTHERS = (
     ("rate too low", 0.2),

@@ -5,6 +5,7 @@ are declared and unwise, which come to harm for a reason that should be named.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -310,6 +311,30 @@ pre = {"norm_placement": PreNorm()}
 dropped = {"residual_dropout": 0.1}
 experts = {"feedforward": MoE(expert=ReLU(d_ff=64)), **pre}
 
+
+def gradients_kept(module: TransformerModule, strength: float) -> None:
+    """They are set to zero before every so many steps only."""
+    own, calls = module.optimizer_zero_grad, count()
+
+    def rarely(epoch: int, batch: int, optimizer: torch.optim.Optimizer) -> None:
+        if next(calls) % strength == 0:
+            own(epoch, batch, optimizer)
+
+    module.optimizer_zero_grad = rarely
+
+
+def averaged(module: TransformerModule, strength: float) -> None:
+    """The mean of earlier weights is written over them after each step."""
+    mean = {name: p.detach().clone() for name, p in module.model.named_parameters()}
+
+    def write_back(*_: Any) -> None:
+        for name, p in module.model.named_parameters():
+            mean[name].lerp_(p.detach(), 1 - strength)
+            p.data.copy_(mean[name])
+
+    module.on_train_batch_end = write_back
+
+
 BROKEN = (
     TrainingFault("rate too high", ("learning_rate_fit",), rate_multiplied, (5.0, 100.0), pre),
     TrainingFault("rate too low", ("learning_rate_fit",), rate_multiplied, (0.2, 0.003), pre),
@@ -322,6 +347,8 @@ BROKEN = (
     TrainingFault("decay changed", ("optimizer_fit",), decay_changed, (0.1, 10.0), pre),
     TrainingFault("plain descent", ("optimizer_fit", "learning_rate_fit"), plain_descent, (1.0, 30.0), pre),
     TrainingFault("stepped again", ("optimizer_fit",), stepped_again, (0.5, 2.0), pre),
+    TrainingFault("averaged", ("optimizer_fit",), averaged, (0.5, 0.98), pre),
+    TrainingFault("gradients kept", ("gradient_fit",), gradients_kept, (2.0, 1000.0), pre),
     TrainingFault("unclipped", ("optimizer_fit",), unclipped, (1.0,), pre, {"gradient_clip": 0.1}),
     TrainingFault("same batches", ("batch_fit", "fresh_gap"), same_batches, (8.0, 1.0), pre),
     TrainingFault("labels of others", ("target_alignment",), labels_of_others, (0.3, 1.0), pre),
