@@ -25,7 +25,7 @@ FEWEST = 32  # steps before which nothing stands out
 LEAST_LOSS, LEAST_GRADIENT = 0.02, 0.25  # the smallest σ: of the loss, as a share of the first; of ln gradient norm
 SHARP, UNIFORM = 0.05, 0.98  # normalised entropies of heads that see one key, and all alike
 LOST = 1e-5  # of a weight: of a smaller step, rounding leaves a hundredth and more
-ROUNDING = 1e-6  # of a weight: smaller steps are lost in fp32
+ROUNDING = 1e-5  # of a weight: where the largest step is smaller, those of some matrices are lost in fp32
 ROWS = 64  # queries of a sequence that are looked at: a table of all would not fit for long ones
 SILENT = 0.01  # of the activations' root mean square: a unit that never gets there says nothing
 
