@@ -67,7 +67,7 @@ def is_one_sentence(err: str) -> bool:
 # Bad input: one sentence on stderr, exit 2, nothing written
 
 REQUESTS = {
-    "no command": ("", "name a command (ablate, report"),
+    "no command": ("", "name a command (ablate, sweep, report"),
     "unknown command": ("ablat position", "did you mean 'ablate'?"),
     "unknown option": ("ablate position --budgt smoke", "did you mean '--budget'?"),
     "abbreviated option": ("ablate position --bud smoke", "did you mean '--budget'?"),

@@ -85,7 +85,7 @@ def test_a_run_leaves_all_that_its_record_speaks_of(whole: Path) -> None:
     assert record.ledger["attention_backend"] == "flash"
     assert record.environment["torch"] == torch.__version__
     assert not (whole / "checkpoint.ckpt").exists()
-    assert [line["step"] for line in values(whole)] == [*LOOKED_AT, *range(10, 61, 10)]
+    assert [line["step"] for line in values(whole)] == sorted([*LOOKED_AT, *range(10, 61, 10), 51])
     monitored = [line["step"] for line in values(whole) if "eval/extrapolation" in line]
     assert monitored == [20, 40]
     assert [line["step"] for line in values(whole) if "train/loss" in line] == list(range(10, 61, 10))
@@ -231,7 +231,7 @@ def test_a_torn_last_line_of_the_curves_is_written_anew(whole: Path, tmp_path: P
     run(tiny(), directory=tmp_path)
     lines = (tmp_path / "curves.jsonl").read_text().splitlines()
     sound = [json.loads(line) for line in lines if line.endswith("}")]
-    assert [line["step"] for line in sound] == [*LOOKED_AT, *range(10, 61, 10)]
+    assert [line["step"] for line in sound] == sorted([*LOOKED_AT, *range(10, 61, 10), 51])
 
 
 def test_a_finished_run_is_read_not_redone(whole: Path) -> None:

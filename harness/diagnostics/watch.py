@@ -135,7 +135,8 @@ class Watch(pl.Callback):
         if self.before:
             before, self.before = self.before, []
             self._look(step, lambda: update(before, [w.detach() for w in self._weights()]))
-            self._look(step, lambda: self._keep_after(before))
+            if step not in EARLY:
+                self._look(step, lambda: self._keep_after(before))
             self._look(step, lambda: adam(trainer.optimizers[0], before, self._weights(), step - 1, self.contract))
             self._look(step, self._clipped)
             if step not in EARLY:

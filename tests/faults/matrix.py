@@ -40,8 +40,8 @@ from harness.stats import clopper_pearson
 
 ROOT = Path(__file__).parents[2]
 CALIBRATION, EVALUATION = "calibration", "evaluation"
-# An evaluation seed that was looked at while a probe was mended evaluates nothing any more: 1, 2, 11, 12, 17, 27, 100 to
-# 127, 200 to 203.
+# An evaluation seed that was looked at while a probe was mended evaluates nothing any more:
+# 1, 2, 11, 12, 17, 27, 100 to 127, 200 to 203.
 HEALTHY_SEEDS = {CALIBRATION: range(50, 51), EVALUATION: range(300, 304)}
 FAULT_SEEDS = {CALIBRATION: (7,), EVALUATION: (217, 227)}
 STRUCTURAL_SEEDS = {CALIBRATION: (0,), EVALUATION: (21, 22)}
