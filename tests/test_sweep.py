@@ -256,9 +256,9 @@ def test_pruned_trials_keep_their_curves_and_the_better_part_goes_on(tmp_path: P
         assert not (folder / "record.json").exists()
         assert row["steps"] in (10, 30)
         assert json.loads(row["rungs"])
-    kept = outcome.table[outcome.table["status"] == "finished"]
     rung = {row["trial"]: json.loads(row["rungs"])["10"] for row in outcome.table.to_dict("records")}
-    assert min(rung.values()) in {rung[trial] for trial in kept["trial"]}
+    best = outcome.table.set_index("trial").loc[min(rung, key=rung.__getitem__)]
+    assert best["steps"] > 10  # it went on; where the next rung is, another one may be better
 
 
 @pytest.mark.slow
@@ -324,11 +324,12 @@ def test_interrupted_and_killed_sweeps_resume_without_doing_anything_twice(tmp_p
     folder = tmp_path / "mine/sweep"
     process = started(tmp_path, 1)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    process.communicate(timeout=60)
+    assert process.returncode == 130
     assert json.loads((folder / "tuned.json").read_text())["asked"] == 4
     process = started(tmp_path, 2)
     process.kill()
-    process.wait()
+    process.communicate()
     with (folder / "journal.log").open("ab") as journal:
         journal.write(b'{"op_code": 5, "worker_id": "torn')
     (folder / "journal.log.lock").touch()
