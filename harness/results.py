@@ -151,12 +151,13 @@ class StudyData:
         return share.where(self.runs["status"].isin(("finished", "diverged")))
 
 
-def load_study(folder: Path) -> StudyData:
+def load_study(folder: str | Path) -> StudyData:
     """The study in a folder.
 
     Raises:
         UserError: there is none, or its `study.json` or one of its records is corrupt.
     """
+    folder = Path(folder)
     if not (folder / "study.json").exists():
         raise UserError(f"{folder}: there is no study here; run `harness ablate {folder.name}` first")
     return planned_data(folder, read_plan(folder))

@@ -7,6 +7,7 @@ the same `__module__`, and `harness.schema.source_file` finds the file again fro
 import ast
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import re
 import sys
@@ -34,7 +35,7 @@ def load_source(path: str | Path) -> ModuleType:
     file = Path(path).expanduser().resolve()
     text = _read(file)
     name = module_name(file)
-    known = sys.modules.get(name)
+    known = sys.modules.get(name) or _imported(file)
     if known is not None and getattr(known, TEXT, text) == text:
         return known
     try:
@@ -107,7 +108,21 @@ def _execute(name: str, file: Path, text: str) -> ModuleType:
         else:
             sys.modules[name] = before
         raise
+    if sys.modules.get(file.stem) is before and _can_be_imported(file):
+        sys.modules[file.stem] = module  # a neighbour that imports it gets the same classes
     return module
+
+
+def _imported(file: Path) -> ModuleType | None:
+    """The module that a neighbour of this file has imported from it."""
+    found = sys.modules.get(file.stem)
+    return found if found is not None and getattr(found, "__file__", None) == str(file) else None
+
+
+def _can_be_imported(file: Path) -> bool:
+    """Whether `import` of the file's name gives this file, and not a package that has that name as well."""
+    path = importlib.machinery.PathFinder.find_spec(file.stem)
+    return path is not None and path.origin == str(file)
 
 
 def _sentence(file: Path, error: BaseException) -> str:

@@ -171,3 +171,19 @@ def test_a_home_directory_is_expanded(write, monkeypatch):
     file = write("x = 4")
     monkeypatch.setenv("HOME", str(file.parent))
     assert load_source(Path("~/mine.py")).x == 4
+
+
+@pytest.mark.parametrize("first", ["level", "uses"])
+def test_a_file_and_a_neighbour_that_imports_it_have_the_same_classes(write, first):
+    level = write("class Thing:\n    pass\n", f"shared_by_{first}.py")
+    uses = write(f"from {level.stem} import Thing\n", f"uses_{first}.py")
+    files = [level, uses] if first == "level" else [uses, level]
+    assert len({load_source(file).Thing for file in files}) == 1
+
+
+def test_a_neighbour_imports_what_has_changed_since(write):
+    level = write("class Thing:\n    changed = False\n", "changes_once.py")
+    load_source(level)
+    level.write_text("class Thing:\n    changed = True\n")
+    assert load_source(level).Thing.changed
+    assert load_source(write("from changes_once import Thing\n", "uses_what_changes.py")).Thing.changed
