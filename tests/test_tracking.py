@@ -697,7 +697,7 @@ def die_at(moment):
 
         return wrapped
 
-    for name in ("experiment", "create", "send", "name_data", "upload", "close", "describe"):
+    for name in ("experiment", "create", "send", "name_data", "upload", "close", "tag_experiment"):
         setattr(Store, name, between(getattr(Store, name)))
     received.write = between(received.write)
 
