@@ -233,6 +233,15 @@ def _study_options(parser: Parser) -> None:
         action="store_true",
         help="each variant with the settings that `harness sweep` found for it: a study NAME-tuned",
     )
+    _add_machine(parser)
+    parser.add_argument(
+        "--no-diagnostics", action="store_true", help="neither probe models nor watch them train; records say so"
+    )
+    parser.add_argument("--plan", action="store_true", help="show what would run and what it would cost; write nothing")
+
+
+def _add_machine(parser: Parser) -> None:
+    """Where runs are run, and where they are told of."""
     parser.add_argument(
         "--jobs", type=_jobs, default="auto", metavar="N", help="worker processes; default: one a core, or one on a GPU"
     )
@@ -240,10 +249,6 @@ def _study_options(parser: Parser) -> None:
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
     )
     _add_tracking(parser)
-    parser.add_argument(
-        "--no-diagnostics", action="store_true", help="neither probe models nor watch them train; records say so"
-    )
-    parser.add_argument("--plan", action="store_true", help="show what would run and what it would cost; write nothing")
 
 
 def _sweep_options(parser: Parser) -> None:
@@ -264,13 +269,7 @@ def _sweep_options(parser: Parser) -> None:
         metavar="URL",
         help="a database that several machines share (postgresql+psycopg://user@host/name); default: a file",
     )
-    parser.add_argument(
-        "--jobs", type=_jobs, default="auto", metavar="N", help="worker processes; default: one a core, or one on a GPU"
-    )
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
-    )
-    _add_tracking(parser)
+    _add_machine(parser)
 
 
 def _add_name(parser: Parser, nargs: str | None = None) -> None:

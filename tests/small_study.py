@@ -33,3 +33,23 @@ def small(**changes: Any) -> Ablation:
 def plan(ablation: Ablation | None = None, budget: str = "quick", seeds: int | None = None) -> Plan:
     """Its plan for the CPU."""
     return make_plan("small", ablation or small(), budget=budget, seeds=seeds, device="cpu")
+
+
+# The file of a user who sweeps, each run of some seconds
+SWEPT = """
+from harness import Ablation, ModelSpec, Space, TrainSpec
+from harness.components.position import NoPE
+from harness.space import FloatRange
+from tasks import Copy, Lengths
+
+ablation = Ablation(
+    question="Does it matter?",
+    model=ModelSpec(d_model=16, num_heads=2, num_layers=1),
+    train=TrainSpec(steps=300, batch_size=8, eval_samples=8),
+    tasks={"copy": Copy(lengths=Lengths(train=(1, 3), test=(4,)))},
+    axes=("model.position",),
+    baseline="sinusoidal",
+    variants={"sinusoidal": {}, "none": {"model.position": NoPE()}},
+    space=Space(fields={"train.learning_rate": FloatRange(low=1e-4, high=1e-1, log=True)}, seeds=1),
+)
+"""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from postgres import cluster, is_missing
+from small_study import SWEPT
 
 import harness.sweep
 from harness.locate import find_ablation
@@ -29,23 +30,7 @@ def databases() -> Iterator[dict[str, str]]:
         yield urls
 
 
-MINE = """
-from harness import Ablation, ModelSpec, Space, TrainSpec
-from harness.components.position import NoPE
-from harness.space import FloatRange
-from tasks import Copy, Lengths
-
-ablation = Ablation(
-    question="Does it matter?",
-    model=ModelSpec(d_model=16, num_heads=2, num_layers=1),
-    train=TrainSpec(steps=400, batch_size=8, eval_samples=8),
-    tasks={"copy": Copy(lengths=Lengths(train=(1, 3), test=(4,)))},
-    axes=("model.position",),
-    baseline="sinusoidal",
-    variants={"sinusoidal": {}, "none": {"model.position": NoPE()}},
-    space=Space(fields={"train.learning_rate": FloatRange(low=1e-4, high=1e-1, log=True)}, seeds=1),
-)
-"""
+MINE = SWEPT.replace("steps=300", "steps=400")
 
 
 def test_what_a_killed_machine_had_begun_another_tries_again_within_the_budget(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from small_study import LENGTHS, small
+from small_study import LENGTHS, SWEPT, small
 
 from harness.cli import main
 from harness.components.position import NoPE
@@ -282,25 +282,6 @@ def test_several_objectives_have_a_front_that_nothing_dominates(tmp_path: Path) 
 # Interruptions
 
 
-MINE = """
-from harness import Ablation, ModelSpec, Space, TrainSpec
-from harness.components.position import NoPE
-from harness.space import FloatRange
-from tasks import Copy, Lengths
-
-ablation = Ablation(
-    question="Does it matter?",
-    model=ModelSpec(d_model=16, num_heads=2, num_layers=1),
-    train=TrainSpec(steps=300, batch_size=8, eval_samples=8),
-    tasks={"copy": Copy(lengths=Lengths(train=(1, 3), test=(4,)))},
-    axes=("model.position",),
-    baseline="sinusoidal",
-    variants={"sinusoidal": {}, "none": {"model.position": NoPE()}},
-    space=Space(fields={"train.learning_rate": FloatRange(low=1e-4, high=1e-1, log=True)}, seeds=1),
-)
-"""
-
-
 def command(folder: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "harness", "sweep", str(folder / "mine.py"), "--trials", "4", "--jobs", "2",
             "--sampler", "random", "--no-pruning", "--results", str(folder), *more]  # fmt: skip
@@ -320,7 +301,7 @@ def started(folder: Path, lines: int, *more: str) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_interrupted_and_killed_sweeps_resume_without_doing_anything_twice(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "mine.py").write_text(SWEPT)
     folder = tmp_path / "mine/sweep"
     process = started(tmp_path, 1)
     process.send_signal(signal.SIGINT)

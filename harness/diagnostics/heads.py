@@ -176,16 +176,18 @@ def head_isolation(subject: Subject) -> Measured | NotApplicable:
             moved = _moved_heads(subject, site, call, "value")
             owned = groups == torch.arange(site.num_heads) // (site.num_heads // site.num_groups)
             wrong[site.path] = float((moved != owned).sum())
-            others = {name: _others_read(subject, site, call, name) for name in ("query", "key") if getattr(site, name)}
             if _exchanged(subject, site, call):
                 wrong[site.path] = float(owned.sum())
                 causes[site.path] = "keys and values are exchanged"
             elif wrong[site.path]:
                 if moved.equal(groups == torch.arange(site.num_heads) % site.num_groups):
                     causes[site.path] = "keys and values go to every num_groups-th head, not to neighbours"
-            elif any(others.values()):
+            else:
+                named = [name for name in ("query", "key") if getattr(site, name)]
+                others = {name: _others_read(subject, site, call, name) for name in named}
                 wrong[site.path] = float(sum(others.values()))
-                causes[site.path] = f"a head reads another one's {'queries' if others.get('query') else 'keys'}"
+                if wrong[site.path]:
+                    causes[site.path] = f"a head reads another one's {'queries' if others.get('query') else 'keys'}"
     if not wrong:
         return NotApplicable(NEVER_CALLED)
     worst = worst_of(wrong)

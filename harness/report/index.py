@@ -39,12 +39,13 @@ def answers(reference: Path) -> list[PublishedAnswer]:
 
 def _answer(folder: Path, facts: dict[str, Any]) -> PublishedAnswer:
     verdicts = _table(folder, "verdicts")
-    found = {label: _names(group, verdicts, facts) for label, group in _by_verdict(verdicts, facts)}
+    groups = _by_verdict(verdicts, facts)
+    found = {label: _names(group, verdicts, facts) for label, group in groups}
     missed, finished = _missed(verdicts, facts), facts["outcomes"].get("finished", 0)
     return PublishedAnswer(
         study=folder.name,
         question=str(facts["question"]),
-        measured=_measured(folder, facts),
+        measured=_measured(folder, facts, groups, missed),
         folder=folder.as_posix(),
         baseline=str(facts["baseline"]),
         verdicts=found,
@@ -90,18 +91,16 @@ def _missed(verdicts: pd.DataFrame, facts: dict[str, Any]) -> int:
     return int((verdicts["gate_of"] - verdicts["gate_passed"]).sum()) - failed
 
 
-def _measured(folder: Path, facts: dict[str, Any]) -> str:
+def _measured(folder: Path, facts: dict[str, Any], groups: list[tuple[str, pd.DataFrame]], missed: int) -> str:
     """Every comparison by its verdict, with the difference; what is tied in most pairs, runs without a model and those
     that missed the gate; then what chapters saw and no test covers, where the report was written since they say it.
     """
-    verdicts = _table(folder, "verdicts")
-    groups = _by_verdict(verdicts, facts)
     parts = [f"{label}: {_variants(group, facts)}" for label, group in groups if len(group)]
     outcomes = facts["outcomes"]
     bad = [f"{outcomes[status]} {STATUSES[status]}" for status in FAILURES if status in outcomes]
     if bad:
         parts.append(f"of {sum(outcomes.values())} runs {listed(bad)}")
-    if missed := _missed(verdicts, facts):
+    if missed:
         parts.append(f"{missed} of {outcomes['finished']} finished runs missed the gate")
     said = (f"Against “{facts['baseline']}”, {facts['scored']}.", f"{_capital('; '.join(parts))}.", _seen(folder))
     return " ".join(filter(None, said))
