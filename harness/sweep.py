@@ -56,6 +56,7 @@ REDUCTION = 3  # of the trials at a rung one in so many goes on
 RUNGS = 2  # at 1/9 and 1/3 of a trial's steps
 HEARTBEAT, GRACE = 10, 40  # seconds between signs of life in a database, and after which a trial counts as abandoned
 OUTCOME = "outcome"
+FIELDS = "fields"
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -265,7 +266,7 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
                 engine_kwargs={"poolclass": NullPool},  # each call its own connection: none goes stale, none is left
                 heartbeat_interval=HEARTBEAT,
                 grace_period=GRACE,
-                heartbeat_stale_trial_callback=_retry(),
+                heartbeat_stale_trial_callback=_try_again,
             )
         except RuntimeError as error:  # of tables with another version; MLflow's have that one's name, too
             reason = f"its tables are not those of this Optuna ({in_words(error)})"
@@ -293,11 +294,15 @@ def _mend(journal: Path) -> None:
         write_atomically(journal, content[: content.rfind(b"\n") + 1])
 
 
-def _retry() -> RetryHeartbeatStaleTrialCallback:
-    """Puts the parameters of a trial that was interrupted up to be tried again."""
+def _try_again(study: optuna.Study, trial: FrozenTrial) -> None:
+    """Put the parameters of a trial that was interrupted up to be tried again. One that was cut off while it was asked
+    for has not drawn them all: it leaves nothing, for the sampler draws the same ones anew.
+    """
+    if len(trial.params) < study.user_attrs[FIELDS] and "fixed_params" not in trial.system_attrs:
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return RetryHeartbeatStaleTrialCallback()
+        RetryHeartbeatStaleTrialCallback()(study, trial)
 
 
 @contextlib.contextmanager
@@ -441,6 +446,7 @@ def _study(planned: SweepPlan, variant: str, store: BaseStorage) -> optuna.Study
         pruner=_pruner(planned),
         load_if_exists=True,
     )
+    study.set_user_attr(FIELDS, len(planned.dimensions))
     if not study.get_trials(deepcopy=False):
         for params in _first(planned, variant):
             study.enqueue_trial(params, skip_if_exists=True)
@@ -491,7 +497,7 @@ def _close_interrupted(study: optuna.Study, variant: str, say: Callable[[str], N
             _tell(study, trial.number, trial.user_attrs[OUTCOME])
             continue
         study.tell(trial.number, state=TrialState.FAIL)
-        _retry()(study, trial)
+        _try_again(study, trial)
         say(f"{variant}: trial {trial.number} was interrupted; its parameters are tried again")
 
 
@@ -554,7 +560,7 @@ class _Sweeper:
                 frozen = study.get_trials(deepcopy=True)[trial.number]
                 if frozen.state == TrialState.RUNNING:
                     study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
-                    _retry()(study, frozen)
+                    _try_again(study, frozen)
         self.flights.clear()
 
     # Beginning

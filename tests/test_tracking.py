@@ -176,7 +176,11 @@ def stored(uri, name="position"):
             "times": (run.info.start_time, run.info.end_time) if MLFLOW_PARENT_RUN_ID in run.data.tags else None,
             "parent": names.get(run.data.tags.get(MLFLOW_PARENT_RUN_ID)),
             "params": run.data.params,
-            "tags": {key: tag for key, tag in run.data.tags.items() if key != MLFLOW_PARENT_RUN_ID},
+            "tags": {  # a note shows its own run's figures
+                key: tag.replace(run.info.run_id, "ID")
+                for key, tag in run.data.tags.items()
+                if key != MLFLOW_PARENT_RUN_ID
+            },
             "data": [(entry.dataset.name, entry.dataset.digest) for entry in run.inputs.dataset_inputs],
             "metrics": {
                 key: sorted(
