@@ -2,6 +2,7 @@
 #
 #   make ablation-NAME   run what is left of a study, then write its report (ablations/NAME.py; dashes or underscores)
 #                        BUDGET=smoke|quick|full SEEDS=N JOBS=N|auto DEVICE=auto|cpu|cuda TRACKING_URI=URI RESULTS=DIR
+#                        UNTIL=decided CAP=N gives what is undecided more seeds, up to N
 #   make sweep-NAME      tune named fields for each variant, with equal budgets; then make ablation-NAME TUNED=1
 #                        TRIALS=N SAMPLER=tpe|random|grid STORAGE=URL BUDGET SEEDS JOBS DEVICE TRACKING_URI RESULTS as above
 #   make ablations       every study that is not done yet, one after the other (same options; Ctrl-C saves, it resumes)
@@ -12,6 +13,7 @@
 #   make lint            style, types, import rules
 #   make bench           speed against bare loops and against x-transformers
 #   make faults          plants every fault that diagnostics should name, trains what is healthy (ARGS='--only NAME'; it resumes)
+#   make calibrate       how often verdicts are wrong where the truth is known, and how often they see what is there
 #   make bench-attention time and memory of attention against length, and of decoding against the cache
 #   make gpu-check       what only a CUDA GPU can show; says so where there is none (PYTHON=python3: any that holds torch)
 #   make setup           only the installation (PYTHON=python3.12 to choose another one)
@@ -29,7 +31,7 @@ options = $(if $(BUDGET),--budget '$(BUDGET)') $(if $(SEEDS),--seeds '$(SEEDS)')
 	$(if $(DEVICE),--device '$(DEVICE)') $(if $(TRACKING_URI),--tracking-uri '$(TRACKING_URI)') $(results)
 results = $(if $(RESULTS),--results '$(RESULTS)')
 
-.PHONY: help setup ablations test test-slow lint bench bench-attention faults gpu-check dashboard always
+.PHONY: help setup ablations test test-slow lint bench bench-attention calibrate faults gpu-check dashboard always
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
 
@@ -40,7 +42,7 @@ setup: $(VENV)/installed
 
 # `always` stands in for .PHONY, which knows no patterns. `python -m harness` is the console script, but survives a moved clone.
 ablation-%: $(VENV)/installed always
-	$(python) -m harness ablate '$*' $(options) $(if $(TUNED),--tuned)
+	$(python) -m harness ablate '$*' $(options) $(if $(TUNED),--tuned) $(if $(UNTIL),--until '$(UNTIL)') $(if $(CAP),--cap '$(CAP)')
 
 sweep-%: $(VENV)/installed always
 	$(python) -m harness sweep '$*' $(options) $(if $(TRIALS),--trials '$(TRIALS)') $(if $(SAMPLER),--sampler '$(SAMPLER)') \
@@ -77,6 +79,9 @@ bench: $(BENCH)/installed
 faults: $(BENCH)/installed
 	$(BENCH)/bin/python docs/examples/huggingface.py
 	$(python) tests/faults/matrix.py $(ARGS)
+
+calibrate: $(VENV)/installed
+	OMP_NUM_THREADS=1 $(python) tests/bench/calibrate.py $(ARGS)
 
 bench-attention: $(VENV)/installed
 	$(python) tests/bench/attention.py

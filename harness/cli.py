@@ -229,6 +229,12 @@ def _study_options(parser: Parser) -> None:
         help="seeds from 1000 on, to choose settings: a study NAME-pilot without verdicts",
     )
     parser.add_argument(
+        "--until",
+        choices=("decided",),
+        help="give what is undecided more seeds, twice as many each time, up to the cap, at the same error rate",
+    )
+    parser.add_argument("--cap", type=_count, metavar="N", help="most seeds with --until; default: 4 times --seeds")
+    parser.add_argument(
         "--tuned",
         action="store_true",
         help="each variant with the settings that `harness sweep` found for it: a study NAME-tuned",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from harness.locks import holder
 from harness.record import read_plan
 from harness.schema import UserError, nearest, quoted
-from harness.wording import decimal
+from harness.wording import decimal, listed
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -67,6 +67,7 @@ def ablate(options: "Namespace") -> Answer:
     found = find_ablation(options.study)
     options.budget = options.budget or found.ablation.default_budget
     found, options.provenance = _tuned(options, found) if options.tuned else (found, None)
+    options.cap = _cap(options, found)
     if options.plan:
         return plan(options, found)
     name = folder_name(found.name, pilot=options.pilot, tuned=options.tuned)
@@ -78,6 +79,7 @@ def ablate(options: "Namespace") -> Answer:
             seeds=options.seeds,
             pilot=options.pilot,
             tuned=options.provenance,
+            cap=options.cap,
             jobs=options.jobs,
             device=options.device,
             tracking_uri=options.tracking_uri,
@@ -87,6 +89,19 @@ def ablate(options: "Namespace") -> Answer:
             command=without_password(options.typed),
         )
     return _ended(options, name, outcome)
+
+
+def _cap(options: "Namespace", found: "Found") -> int | None:
+    """The most seeds of a study that runs until it is decided; None of one that does not."""
+    if options.until is None:
+        if options.cap is not None:
+            raise UserError(f"--cap {options.cap} is the most seeds of --until decided; name that too")
+        return None
+    if options.cap is not None:
+        return int(options.cap)
+    from harness.study import PILOT_SEED
+
+    return min(PILOT_SEED, 4 * (options.seeds or found.ablation.budget(options.budget).seeds))
 
 
 def _tuned(options: "Namespace", found: "Found") -> "tuple[Found, dict[str, Any]]":
@@ -223,10 +238,16 @@ def plan(options: "Namespace", found: "Found") -> Answer:
         device=device,
         pilot=options.pilot,
         tuned=options.provenance,
+        cap=options.cap,
     )
     workers = resolve_jobs(options.jobs, device)
     expected = forecast(planned, options.results / planned.name)
     notices = [*expected.notices, *undecidable(planned)]
+    if planned.looks:
+        notices.append(
+            f"this is the first look; what is undecided then gets more seeds, to look again after "
+            f"{listed([str(look) for look in planned.looks[1:]])}"
+        )
     document = {
         "study": planned.name,
         "budget": planned.budget,
@@ -628,6 +649,7 @@ def dashboard(options: "Namespace") -> Answer:
     """Serve MLflow's pages until Ctrl-C."""
     from harness.dashboard import dashboard as serve
 
+    _say("MLflow is starting, which takes some seconds …")
     # The links are the answer, wanted while the command runs: until it ends, the command line sends stdout to stderr.
     with serve(options.results, options.port) as served, redirect_stdout(sys.__stdout__):
         _say(f"MLflow at {served.address}, for this machine only; Ctrl-C ends it")

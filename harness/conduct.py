@@ -21,7 +21,7 @@ from harness.cost import check_countable
 from harness.engine import Ended, Event, Job, LocalEngine, heeded_signals
 from harness.locks import holder, signed
 from harness.record import RunRecord
-from harness.results import ENDED, load_study
+from harness.results import ENDED, load_study, planned_data
 from harness.schema import UserError, quoted, shown
 from harness.stats import fewest_seeds
 from harness.study import PILOT_SEED, Ablation, Device, Plan, earlier_plan, make_plan, name_store, survey, write_plan
@@ -93,6 +93,7 @@ def run_study(
     seeds: int | None = None,
     pilot: bool = False,
     tuned: Mapping[str, Any] | None = None,
+    cap: int | None = None,
     jobs: int | Literal["auto"] = "auto",
     device: Device | Literal["auto"] = "auto",
     tracking_uri: str | None = None,
@@ -104,6 +105,9 @@ def run_study(
     """Run what is left of a study and write its report into `results/name`, that of a pilot into `results/name-pilot`,
     that of an ablation whose variants have settings that a sweep found (`tuned` says of which) into
     `results/name-tuned`.
+
+    With a `cap` the study runs until it is decided: `seeds` are those of its first look, and what is undecided then
+    gets more, up to the cap (`stats.compare_in_turn` keeps the error rate).
 
     Ended runs are not done again, interrupted ones resume. Without `diagnose` neither structural probes nor detectors
     look at the runs, and their records say so. Ctrl-C (and SIGTERM, SIGHUP) saves and stops.
@@ -118,8 +122,8 @@ def run_study(
         raise UserError(f"run_study takes an Ablation, not {shown(ablation)}; `harness ablate` takes the name of one")
     display = display or Nobody()
     budget, device = budget or ablation.default_budget, resolve_device(device)
-    plan = make_plan(name, ablation, budget=budget, seeds=seeds, device=device, pilot=pilot, tuned=tuned)
-    sources = tuple(map(str, plan.sources()))
+    plan = make_plan(name, ablation, budget=budget, seeds=seeds, device=device, pilot=pilot, tuned=tuned, cap=cap)
+    plan.sources()  # refuses what no worker would find
     results = Path(results).expanduser().absolute()
     folder = results / plan.name
     mirror = Mirror(tracking_uri or default_uri(results), folder)
@@ -133,6 +137,7 @@ def run_study(
         check_comparisons(plan)
     make_writable(folder)
     with locked(folder, plan.name), heeded() as signals:
+        plan = reached(plan, folder)
         states, notices = survey(plan, folder)
         notices += unexamined(states, folder) if diagnose else []
         display.begin(plan, states, notices + undecidable(plan))
@@ -144,14 +149,52 @@ def run_study(
             return Outcome(folder, dict(Counter(states.values())), signals.came, unchanged=True)
         if not is_new:
             check_comparisons(plan)
-        write_plan(plan, folder, {"command": command, "tracking_uri": store})
-        todo = [
-            Job(cell.fingerprint, cell.spec.model_dump_json(), folder / "runs" / cell.fingerprint, sources, diagnose)
-            for cell in plan.cells
-            if states[cell.fingerprint] not in ENDED
-        ]
-        mirrored(mirror, todo, resolve_jobs(jobs, plan.device), display, folder, signals)
-        return Outcome(folder, dict(Counter(survey(plan, folder)[0].values())), signals.came)
+        invocation = {"command": command, "tracking_uri": store}
+        write_plan(plan, folder, invocation)
+        work = rounds(plan, states, folder, display, invocation, diagnose=diagnose)
+        mirrored(mirror, work, resolve_jobs(jobs, plan.device), display, folder, signals)
+        return Outcome(folder, dict(Counter(survey(reached(plan, folder), folder)[0].values())), signals.came)
+
+
+def reached(plan: Plan, folder: Path) -> Plan:
+    """A plan that looks at what is decided (`Plan.looks`), at its first look whose runs have not all ended, or where it
+    stops. One that does not is as it was.
+    """
+    while plan.looks and all(state in ENDED for state in survey(plan, folder)[0].values()):
+        wider = plan.further(planned_data(folder, plan.document({})).compare())
+        if wider is None:
+            break
+        plan = wider
+    return plan
+
+
+def rounds(
+    plan: Plan,
+    states: Mapping[str, str],
+    folder: Path,
+    display: Display,
+    invocation: dict[str, str],
+    *,
+    diagnose: bool,
+) -> Iterator[list[Job]]:
+    """The runs that are left of a plan in these states; of one that looks at what is decided, look by look."""
+    yield jobs_of(plan, states, folder, diagnose=diagnose)
+    while (wider := reached(plan, folder)) != plan:
+        notice = f"what is undecided after {len(plan.seeds)} seeds gets more"
+        plan, states = wider, survey(wider, folder)[0]
+        write_plan(plan, folder, invocation)
+        display.begin(plan, dict(states), [notice])
+        yield jobs_of(plan, states, folder, diagnose=diagnose)
+
+
+def jobs_of(plan: Plan, states: Mapping[str, str], folder: Path, *, diagnose: bool) -> list[Job]:
+    """The runs of a plan that have not ended."""
+    sources = tuple(map(str, plan.sources()))
+    return [
+        Job(cell.fingerprint, cell.spec.model_dump_json(), folder / "runs" / cell.fingerprint, sources, diagnose)
+        for cell in plan.cells
+        if states[cell.fingerprint] not in ENDED
+    ]
 
 
 def check_comparisons(plan: Plan) -> None:
@@ -176,10 +219,11 @@ def undecidable(plan: Plan) -> list[str]:
     comparisons, seeds = (len(plan.variants) - 1) * len(plan.ablation.tasks), len(plan.seeds)
     if plan.seeds[0] >= PILOT_SEED:
         return ["a pilot: it chooses settings and decides nothing"]
-    if not comparisons or seeds >= (fewest := fewest_seeds(comparisons)):
+    looks = plan.looks or (seeds,)
+    if not comparisons or looks[-1] >= (fewest := fewest_seeds(comparisons * len(looks))):
         return []
-    few = f"with {seeds} seed{'s' * (seeds != 1)} no difference can be significant"
-    return [f"{few}: its comparisons ({comparisons}) need {fewest} (--seeds {fewest})"]
+    few = f"with {looks[-1]} seed{'s' * (looks[-1] != 1)} no difference can be significant"
+    return [f"{few}: its comparisons ({comparisons}) need {fewest} ({'--cap' if plan.looks else '--seeds'} {fewest})"]
 
 
 def unexamined(states: Mapping[str, str], folder: Path) -> list[str]:
@@ -196,13 +240,16 @@ def unexamined(states: Mapping[str, str], folder: Path) -> list[str]:
 
 
 def mirrored(
-    mirror: "Mirror", jobs: list[Job], workers: int, display: Display, folder: Path, signals: "Signals"
+    mirror: "Mirror", rounds: Iterator[list[Job]], workers: int, display: Display, folder: Path, signals: "Signals"
 ) -> None:
-    """Work jobs off and write the report while a thread delivers to the tracking store; a signal ends each of it."""
+    """Work jobs off, round after round, and write the report while a thread delivers to the tracking store; a signal
+    ends each of it.
+    """
     mirror.start()
     status: Ending = "FAILED"
     try:
-        execute(jobs, workers, display, folder, signals)
+        for jobs in rounds:
+            execute(jobs, workers, display, folder, signals)
         with signals.telling(leave):
             mirror.flush(SETTLE)  # so that the report can name every run's id in the store
             publish(folder, display)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from harness.record import RunRecord, read_curves, read_plan
 from harness.schema import UserError
-from harness.stats import ceilings, compare
+from harness.stats import ceilings, compare, compare_in_turn
 
 ENDED = ("finished", "diverged", "out_of_memory", "failed")
 LEARNING_TIME = "learning_time"
@@ -103,7 +103,11 @@ class StudyData:
     def compare(self) -> pd.DataFrame:
         """`stats.compare` on the primary scores; a pilot gets no verdict but *undecided*."""
         terms = {key: self.document[key] for key in ("baseline", "margin", "higher_is_better")}
-        compared = compare(self.primary(), **terms, against=self.document.get("against", {}))
+        against, looks = self.document.get("against", {}), self.document.get("looks")
+        if looks:
+            compared = compare_in_turn(self.primary(), **terms, looks=looks, against=against)
+        else:
+            compared = compare(self.primary(), **terms, against=against)
         return compared.assign(verdict="undecided") if self.is_pilot else compared
 
     def ceilings(self) -> pd.DataFrame:

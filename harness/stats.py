@@ -23,7 +23,8 @@ import bisect
 import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -98,11 +99,63 @@ def compare(
     (arXiv:1603.05766) for the p of sampled permutations.
     """
     rows = [_summarise(arms, margin) for arms in _pair(scores, baseline, margin, alpha, against)]
-    corrected = holm([row.p for row in rows])
+    return _table(rows, holm([row.p for row in rows]), margin, higher_is_better, alpha)
+
+
+def compare_in_turn(
+    scores: pd.DataFrame,
+    baseline: str,
+    margin: float,
+    looks: Sequence[int],
+    higher_is_better: bool = True,
+    alpha: float = 0.05,
+    against: Mapping[str, str] | None = None,
+) -> pd.DataFrame:
+    """Compare after the first `looks[0]` seeds, then after `looks[1]`, and so on, until each comparison is decided.
+
+    Seeds are those of `scores` in order. Each look spends the same share of α, α / len(looks): a comparison is decided
+    at the first look where `compare`'s tests say so at that level, and what further seeds show changes it no more.
+    Holm's correction at a look counts the comparisons that earlier looks found *better* or *worse* as rejected, so
+    that their share passes on, and those found *equivalent* as not to be rejected (Maurer and Bretz 2013, for group
+    sequential tests). The family-wise error of *better* and *worse* over all looks stays below α, because no look
+    spends more than its share; *equivalent* is wrong in at most α of the cases, for the same reason.
+
+    Returns and raises what `compare` does. `p_holm` is also multiplied by the number of looks, so that it stands
+    against α as ever. A further column, `looked`, is the number of seeds at the last look that the row had.
+    """
+    if not looks or list(looks) != sorted(set(looks)) or looks[0] < 1:
+        raise UserError(f"looks: must be increasing numbers of seeds, not {list(looks)}.")
+    order = np.sort(scores["seed"].unique()) if "seed" in scores.columns else np.empty(0)
+    settled: dict[tuple[str, str], Any] = {}  # rows of a table
+    table = pd.DataFrame()
+    for seeds in looks:
+        seen = scores[scores["seed"].isin(order[:seeds])] if len(order) else scores
+        rows = [_summarise(arms, margin) for arms in _pair(seen, baseline, margin, alpha, against)]
+        before = [settled.get((row.arms.variant, row.arms.task)) for row in rows]
+        p = [
+            row.p if past is None else float(past["verdict"] == "equivalent")
+            for row, past in zip(rows, before, strict=True)
+        ]
+        corrected = np.minimum(1.0, holm(p) * len(looks))
+        table = _table(rows, corrected, margin, higher_is_better, alpha, looks=len(looks)).assign(looked=seeds)
+        for index, past in enumerate(before):
+            if past is not None:
+                table.loc[index] = past
+            elif table.at[index, "verdict"] != "undecided":
+                settled[rows[index].arms.variant, rows[index].arms.task] = table.loc[index].copy()
+        if len(settled) == len(rows) or seeds >= len(order):
+            break
+    return table
+
+
+def _table(
+    rows: list[_Row], corrected: Floats, margin: float, higher_is_better: bool, alpha: float, *, looks: int = 1
+) -> pd.DataFrame:
+    """What `compare` returns, of comparisons whose corrected p is known and that are tested so many times."""
     tested = zip(rows, corrected, strict=True)
-    verdicts = [_verdict(row, p_holm, margin, higher_is_better, alpha) for row, p_holm in tested]
+    verdicts = [_verdict(row, p_holm, margin, higher_is_better, alpha, looks) for row, p_holm in tested]
     needed = [
-        row.n if verdict != "undecided" else _seeds_needed(row, len(rows), margin, alpha)
+        row.n if verdict != "undecided" else _seeds_needed(row, len(rows), margin, alpha, looks)
         for row, verdict in zip(rows, verdicts, strict=True)
     ]
     half_widths = np.array([_half_width(row.spread, row.n, alpha / 2) for row in rows], dtype=np.float64)
@@ -122,6 +175,44 @@ def compare(
             "seeds_needed": np.array(needed, dtype=np.int64),
         }
     )
+
+
+def contrasts(
+    scores: pd.DataFrame,
+    weights: Mapping[str, Mapping[str, float]],
+    margin: float,
+    higher_is_better: bool = True,
+    alpha: float = 0.05,
+) -> pd.DataFrame:
+    """Test weighted sums of variants, seed by seed: main effects and interactions of a factorial study.
+
+    `weights` gives each contrast the weights of its variants, which sum to zero: {a: 1, b: −1} is what `compare` tests;
+    {ab: 1, a: −1, b: −1, none: 1} is an interaction, how far two changes together differ from the sum of each alone. A
+    seed counts where every variant of the contrast has a score. Ties, tests, verdicts, corrections over all contrasts ×
+    tasks: those of `compare`, and so are the columns, `variant` being the contrast.
+
+    Raises:
+        UserError: as `compare`; a variant that no score belongs to; weights that do not sum to zero, or are all zero.
+    """
+    _check_terms(scores, margin, alpha)
+    if scores.empty or not weights:
+        return _table([], holm([]), margin, higher_is_better, alpha)
+    variants, tasks, grid = _grid(scores)
+    has_ends, rows = _has_ends(grid), []
+    for name, of in weights.items():
+        size = sum(weight for weight in of.values() if weight > 0)
+        if size == 0 or abs(sum(of.values())) > 1e-9:
+            raise UserError(f"contrasts.{name}: its weights must sum to zero and not all be zero, not {dict(of)}.")
+        arm = {
+            _index(variants, variant, f"contrasts.{name}"): weight / size for variant, weight in of.items() if weight
+        }
+        for j, task in enumerate(tasks):
+            scored = ~np.isnan(grid[list(arm), j]).any(axis=0)
+            ours = sum((w * grid[i, j, scored] for i, w in arm.items() if w > 0), start=np.zeros(int(scored.sum())))
+            theirs = sum((-w * grid[i, j, scored] for i, w in arm.items() if w < 0), start=np.zeros(int(scored.sum())))
+            row = _summarise(_Arms(name, task, ours, theirs, has_ends), margin / size)
+            rows.append(replace(row, mean=row.mean * size, spread=row.spread * size, tied_mean=row.tied_mean * size))
+    return _table(rows, holm([row.p for row in rows]), margin, higher_is_better, alpha)
 
 
 def ceilings(
@@ -238,14 +329,7 @@ def _pair(
     scores: pd.DataFrame, baseline: str, margin: float, alpha: float, against: Mapping[str, str] | None
 ) -> list[_Arms]:
     """The arms of every comparison of a study; checks everything a user can get wrong."""
-    if not (math.isfinite(margin) and margin >= 0):
-        raise UserError(f"margin: must be a finite number of at least 0, not {margin}.")
-    if not 0 < alpha < 0.5:
-        raise UserError(f"alpha: must lie between 0 and .5, not {alpha}.")
-    absent = [name for name in ("variant", "seed", "score") if name not in scores.columns]
-    if absent:
-        there = ", ".join(map(str, scores.columns))
-        raise UserError(f"scores: column {absent[0]!r} is missing; it has {there or 'none'}.")
+    _check_terms(scores, margin, alpha)
     if scores.empty:
         return []
 
@@ -254,7 +338,7 @@ def _pair(
     others = {name: _index(variants, other, f"against.{name}") for name, other in (against or {}).items()}
     for name in others:
         _index(variants, name, "against")
-    has_ends = not bool(((grid < 0) | (grid > 1)).any())
+    has_ends = _has_ends(grid)
 
     arms = []
     for i, variant in enumerate(variants):
@@ -264,6 +348,21 @@ def _pair(
             if i != first:
                 arms.append(_Arms(variant, task, grid[i, j, paired], grid[reference, j, paired], has_ends))
     return arms
+
+
+def _check_terms(scores: pd.DataFrame, margin: float, alpha: float) -> None:
+    if not (math.isfinite(margin) and margin >= 0):
+        raise UserError(f"margin: must be a finite number of at least 0, not {margin}.")
+    if not 0 < alpha < 0.5:
+        raise UserError(f"alpha: must lie between 0 and .5, not {alpha}.")
+    absent = [name for name in ("variant", "seed", "score") if name not in scores.columns]
+    if absent:
+        there = ", ".join(map(str, scores.columns))
+        raise UserError(f"scores: column {absent[0]!r} is missing; it has {there or 'none'}.")
+
+
+def _has_ends(grid: Floats) -> bool:
+    return not bool(((grid < 0) | (grid > 1)).any())
 
 
 def _index(variants: list[str], name: str, asked_by: str) -> int:
@@ -363,10 +462,10 @@ def _summarise(arms: _Arms, margin: float) -> _Row:
     )
 
 
-def _verdict(row: _Row, p_holm: float, margin: float, higher_is_better: bool, alpha: float) -> str:
+def _verdict(row: _Row, p_holm: float, margin: float, higher_is_better: bool, alpha: float, looks: int) -> str:
     if p_holm <= alpha:
         return "better" if (row.mean > 0) == higher_is_better else "worse"
-    return "equivalent" if _shows_equivalence(row, row.n, margin, alpha) else "undecided"
+    return "equivalent" if _shows_equivalence(row, row.n, margin, alpha / looks) else "undecided"
 
 
 def _shows_equivalence(row: _Row, n: int, margin: float, alpha: float) -> bool:
@@ -385,12 +484,12 @@ def _shows_difference(row: _Row, n: int, rows: int, alpha: float) -> bool:
     return row.spread == 0 or rows * _paired_t_p(row.mean, row.spread, n) <= alpha
 
 
-def _seeds_needed(row: _Row, rows: int, margin: float, alpha: float) -> int:
-    fewest = max(row.n + 1, fewest_seeds(rows, alpha))
+def _seeds_needed(row: _Row, rows: int, margin: float, alpha: float, looks: int) -> int:
+    fewest = max(row.n + 1, fewest_seeds(rows, alpha / looks))
     if row.n < 2:
         return min(fewest, MOST_SEEDS)
-    for_difference = _first(lambda n: _shows_difference(row, n, rows, alpha), fewest)
-    for_equivalence = _first(lambda n: _shows_equivalence(row, n, margin, alpha), fewest)
+    for_difference = _first(lambda n: _shows_difference(row, n, rows, alpha / looks), fewest)
+    for_equivalence = _first(lambda n: _shows_equivalence(row, n, margin, alpha / looks), fewest)
     return min(for_difference, for_equivalence)
 
 

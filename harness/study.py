@@ -11,10 +11,11 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count, takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from unicodedata import category
 
 import numpy as np
@@ -29,6 +30,9 @@ from harness.schema import Spec, UserError, is_foreign, is_within, nearest, sour
 from harness.space import Space
 from harness.spec import ModelSpec, RunSpec, TrainSpec
 from tasks.task import Task
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COUNTED = ("model.attention", "model.num_heads", "model.d_head", "model.feedforward")  # axes whose cost has a length
 PILOT_SEED = 1000  # seeds from here on choose settings and conclude nothing
@@ -109,10 +113,10 @@ class Ablation(Spec):
 
     def _check_names(self) -> None:
         """Names stand in tables and lines of text."""
-        for field, names in (("variants", self.variants), ("tasks", self.tasks)):
+        for where, names in (("variants", self.variants), ("tasks", self.tasks)):
             for name in names:
                 if any(category(character) in ("Cc", "Cs", "Zl", "Zp") for character in name):
-                    raise ValueError(f"{field}: {name!r} has a line break or a control character; name it without")
+                    raise ValueError(f"{where}: {name!r} has a line break or a control character; name it without")
 
     def _check_references(self) -> None:
         """Each comparison has two arms, and every chain of them ends at the baseline."""
@@ -224,7 +228,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """An ablation with everything decided: budget, seeds, device."""
+    """An ablation with everything decided: budget, seeds, device.
+
+    A plan with `looks` stops after so many seeds, again and again, and goes on (`further`) with what is undecided then;
+    `seeds` are those up to its present look, `wanted` says of (variant, task) how many of them, where not all.
+    """
 
     name: str
     ablation: Ablation
@@ -232,6 +240,8 @@ class Plan:
     seeds: tuple[int, ...]
     device: Device
     tuned: Mapping[str, Any] | None = None  # what `study.json` says of a sweep whose settings the variants have
+    looks: tuple[int, ...] = ()
+    wanted: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -241,9 +251,25 @@ class Plan:
         return tuple(
             Cell(variant, task, seed, self._spec(variant, task, seed))
             for task in self.ablation.tasks
-            for seed in self.seeds
+            for place, seed in enumerate(self.seeds)
             for variant in self.variants
+            if place < self.wanted.get((variant, task), len(self.seeds))
         )
+
+    def further(self, compared: "pd.DataFrame") -> "Plan | None":
+        """The plan at its next look, by what `compare` says at this one: more seeds for both arms of each comparison
+        that is undecided. None where there is no such look or nothing is undecided.
+        """
+        seeds = next((look for look in self.looks if look > len(self.seeds)), None)
+        undecided = compared[compared["verdict"] == "undecided"]
+        if seeds is None or undecided.empty:
+            return None
+        tasks, first = self.ablation.tasks, self.seeds[0]
+        wanted = {(v, t): self.wanted.get((v, t), len(self.seeds)) for v in self.variants for t in tasks}
+        for variant, task in zip(undecided["variant"], undecided["task"], strict=True):
+            reference = self.ablation.against.get(variant, self.ablation.baseline)
+            wanted |= {(variant, task): seeds, (reference, task): seeds}
+        return replace(self, seeds=tuple(range(first, first + seeds)), wanted=wanted)
 
     @property
     def variants(self) -> list[str]:
@@ -307,6 +333,7 @@ class Plan:
             "variants": self.variants,
             "tasks": list(tasks),
             "seeds": list(self.seeds),
+            **({"looks": list(self.looks)} if self.looks else {}),
             "pilot": self.seeds[0] >= PILOT_SEED,
             "budget": self.budget,
             "device": self.device,
@@ -376,19 +403,37 @@ def make_plan(
     device: Device,
     pilot: bool = False,
     tuned: Mapping[str, Any] | None = None,
+    cap: int | None = None,
 ) -> Plan:
     """The plan of an ablation; `seeds` overrides the budget's number. A pilot has its own seeds, and a name of its own,
-    as has an ablation whose variants are `tuned` (`harness.tuned`).
+    as has an ablation whose variants are `tuned` (`harness.tuned`). With a `cap` the seeds are those of the first look;
+    each further one has twice as many, up to the cap.
 
     Raises:
         UserError: unknown budget, a number of seeds that cannot be.
     """
-    count = ablation.budget(budget).seeds if seeds is None else seeds
-    if not 1 <= count <= PILOT_SEED:
-        raise UserError(f"seeds = {count}: choose 1 to {PILOT_SEED} (seeds from {PILOT_SEED} on are the pilot's)")
+    number = ablation.budget(budget).seeds if seeds is None else seeds
+    if not 1 <= number <= PILOT_SEED:
+        raise UserError(f"seeds = {number}: choose 1 to {PILOT_SEED} (seeds from {PILOT_SEED} on are the pilot's)")
+    if cap is not None and pilot:
+        raise UserError("a pilot decides nothing, so it cannot run until something is decided; drop one of the two")
     first = PILOT_SEED if pilot else 0
     folder = folder_name(name, pilot=pilot, tuned=tuned is not None)
-    return Plan(folder, ablation, budget, tuple(range(first, first + count)), device, tuned)
+    return Plan(folder, ablation, budget, tuple(range(first, first + number)), device, tuned, looks_of(number, cap))
+
+
+def looks_of(seeds: int, cap: int | None) -> tuple[int, ...]:
+    """Numbers of seeds after which a study looks at what is decided: `seeds`, twice as many, …, `cap`. None without.
+
+    Raises:
+        UserError: the cap leaves no second look, or there are not so many seeds.
+    """
+    if cap is None:
+        return ()
+    if not seeds < cap <= PILOT_SEED:
+        raise UserError(f"cap = {cap}: choose more than the {seeds} seeds of the first look, and at most {PILOT_SEED}")
+    doubled = takewhile(lambda look: look < cap, (seeds * 2**k for k in count(0)))
+    return *doubled, cap
 
 
 def survey(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:

@@ -1,4 +1,4 @@
-"""The parts of `make bench` and `make bench-attention` that take a second, so that they do not break unseen."""
+"""Parts of `make bench`, `make bench-attention`, `make calibrate` that take a second, lest they break unseen."""
 
 import importlib
 import subprocess
@@ -47,3 +47,26 @@ def test_the_page_of_the_attention_bench_says_what_holds(monkeypatch: pytest.Mon
     monkeypatch.setattr(bench, "OUT", tmp_path)
     bench.draw(growth, decoding)  # a colour and a mark for each
     assert {path.name for path in tmp_path.iterdir()} == {"growth.png", "growth.svg"}
+
+
+def test_a_row_of_the_calibration_counts_what_compare_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+    calibrate = importlib.import_module("calibrate")
+    case = calibrate.Case("power", "normal", (8,), effect=0.3, spread=0.1)
+    row = calibrate.measured(case, 20)
+    assert row["better"] >= 15
+    assert row == calibrate.measured(case, 20)  # a function of its case
+    same = calibrate.measured(calibrate.Case("identical", "normal", (5,), 5), 20)
+    assert same["better or worse"] == 0  # five seeds cannot star
+    assert calibrate.passes(same)
+    assert not calibrate.passes({**same, "better or worse": 10})
+    in_turn = calibrate.measured(calibrate.Case("identical", "normal", (8, 16), 1), 5)
+    assert 5 * 8 <= in_turn["runs"] <= 5 * 16
+
+
+def test_a_case_of_the_calibration_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+    calibrate = importlib.import_module("calibrate")
+    cases = list(calibrate.cases())
+    assert len(set(cases)) == len(cases)
+    assert {case.shape for case in cases if case.kind == "identical"} == set(calibrate.SHAPES)

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -19,13 +20,13 @@ from small_study import small
 
 from harness.cli import main
 from harness.components.attention import SlidingWindow
-from harness.conduct import Nobody, locked, resolve_jobs, run_study, unexamined
+from harness.conduct import Nobody, locked, reached, resolve_jobs, run_study, unexamined
 from harness.engine import Ended, Event
 from harness.progress import PlainLines, console
-from harness.record import RunRecord
-from harness.results import load_study
+from harness.record import RunRecord, Score
+from harness.results import load_study, planned_data
 from harness.schema import UserError
-from harness.study import Ablation, Budget, make_plan
+from harness.study import Ablation, Budget, Plan, make_plan
 from harness.tracking import Mirror, default_uri
 
 
@@ -177,6 +178,66 @@ def test_more_seeds_run_only_what_is_new(finished: tuple[Path, Watcher], tmp_pat
     assert (outcome.counts, len(watcher.ended)) == ({"finished": 18}, 6)
     after = scores(results / "small")
     assert after[after["seed"] < 2].reset_index(drop=True).equals(before)
+
+
+def test_a_study_until_decided_gives_more_seeds_to_what_is_open_and_to_nothing_else(tmp_path: Path) -> None:
+    ablation = small(tasks={"copy": small().tasks["copy"]})
+    first = make_plan("small", ablation, budget="smoke", seeds=8, device="cpu", cap=20)
+    assert first.looks == (8, 16, 20)
+    assert reached(first, tmp_path) == first  # no run has ended
+
+    def end(plan: Plan) -> None:
+        """Every run ends; that of "none" is always better, that of "rope" now and then."""
+        for cell in plan.cells:
+            more = {"none": 0.4 + 0.01 * (cell.seed % 2), "rope": 0.3 * (-1) ** cell.seed}
+            value = 0.3 + 0.01 * (cell.seed % 3) + more.get(cell.variant, 0.0)
+            scores = tuple(Score(length=n, metric="exact_match", value=value) for n in (4, 5))
+            folder = tmp_path / "runs" / cell.fingerprint
+            RunRecord(fingerprint=cell.fingerprint, spec=cell.spec.document(), status="finished", scores=scores).write(
+                folder / "record.json"
+            )
+
+    end(first)
+    second = reached(first, tmp_path)
+    counted = Counter(cell.variant for cell in second.cells)
+    assert counted == {"sinusoidal": 16, "none": 8, "rope": 16}
+    assert {cell.fingerprint for cell in first.cells} < {cell.fingerprint for cell in second.cells}
+    assert reached(second, tmp_path) == second
+    end(second)
+    third = reached(first, tmp_path)
+    assert Counter(cell.variant for cell in third.cells) == {"sinusoidal": 20, "none": 8, "rope": 20}
+    end(third)
+    assert reached(first, tmp_path) == third  # the cap
+    compared = planned_data(tmp_path, third.document({})).compare().set_index("variant")
+    assert compared["verdict"].to_dict() == {"none": "better", "rope": "undecided"}
+    assert compared["looked"].to_dict() == {"none": 8, "rope": 20}
+
+
+def test_a_study_until_decided_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
+    ablation = small(
+        variants={"sinusoidal": {}, "none": small().variants["none"]}, tasks={"copy": small().tasks["copy"]},
+        margin=0.0001, budgets={"smoke": Budget(seeds=2, changes={"train.steps": 10})},
+    )  # fmt: skip
+    run_study(ablation, name="small", budget="smoke", results=tmp_path)
+    run_study(ablation, name="small", budget="smoke", cap=4, results=tmp_path, display=(watcher := Watcher()))
+    assert len(watcher.ended) == 4
+    for record in list((tmp_path / "small/runs").glob("*/record.json"))[:1]:
+        record.unlink()
+    run_study(ablation, name="small", budget="smoke", cap=4, results=tmp_path, display=(watcher := Watcher()))
+    assert len(watcher.ended) == 1
+    assert len(load_study(tmp_path / "small").runs) == 8
+    page = (tmp_path / "small/report.md").read_text()
+    assert "after 2 and 4 seeds" in page
+    assert "up to 4 seeds" in page
+    assert run_study(ablation, name="small", budget="smoke", cap=4, results=tmp_path).unchanged
+
+
+def test_a_cap_that_leaves_no_second_look_and_a_pilot_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cap = 2: choose more than the 2 seeds"):
+        run_study(small(), budget="smoke", cap=2, results=tmp_path)
+    with pytest.raises(UserError, match="a pilot decides nothing"):
+        run_study(small(), budget="smoke", cap=8, pilot=True, results=tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_number_of_workers_changes_no_bit(finished: tuple[Path, Watcher], tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ from harness.stats import (
     ceilings,
     clopper_pearson,
     compare,
+    compare_in_turn,
+    contrasts,
+    fewest_seeds,
     holm,
     sign_flip_p,
     summary_interval,
@@ -430,6 +433,146 @@ def test_a_ladder_compares_each_rung_with_the_one_below():
     ].tolist() == ["c"]
 
 
+# Scores of every kind
+
+SHAPES = {
+    "normal": lambda random, size: random.normal(0.5, 0.1, size),
+    "bimodal": lambda random, size: random.choice([0.2, 0.9], size) + random.normal(0, 0.02, size),
+    "three levels": lambda random, size: random.choice([0.0, 0.5, 1.0], size),
+    "ceiling": lambda random, size: random.choice([0.2, 1.0], size, p=[0.05, 0.95]),
+    "noisy floor": lambda random, size: abs(random.choice([0.0, 0.3], size) + random.normal(0, 0.02, size)),
+}
+
+
+def allowed(rate, trials):
+    """The count that a true rate exceeds once in ten thousand times."""
+    return scipy.stats.binom.ppf(0.9999, trials, rate)
+
+
+def simulated(arms):
+    """Many studies as the tasks of one table, which is faster: arms is (variants, studies, seeds)."""
+    variant, task, seed = (index.ravel() for index in np.indices(arms.shape))
+    return pd.DataFrame({"variant": variant, "task": task, "seed": seed, "score": arms.ravel()})
+
+
+# In turn
+
+
+@law
+@given(grids)
+def test_one_look_at_all_seeds_is_a_plain_comparison(grid):
+    scores = drawn(grid)
+    looks = [scores["seed"].nunique()]
+    assert_frame_equal(compare_in_turn(scores, "v0", 0.1, looks).drop(columns="looked"), compare(scores, "v0", 0.1))
+
+
+def test_a_decided_comparison_keeps_the_seeds_it_had_and_passes_its_share_on():
+    far, near = noisy(1, 0.9, seeds=32), noisy(2, 0.52, 0.03, seeds=32)
+    scores = study({"base": noisy(0, 0.5, seeds=32), "far": far, "near": near})
+    table = compare_in_turn(scores, "base", 0.01, [12, 32]).set_index("variant")
+    assert table["looked"].to_dict() == {"far": 12, "near": 32}
+    assert table["n_pairs"].to_dict() == {"far": 12, "near": 32}
+    first = compare(scores[scores["seed"] < 12], "base", 0.01).set_index("variant")
+    assert table.loc["far", "p_holm"] == pytest.approx(2 * first.loc["far", "p_holm"])
+    whole = compare(scores, "base", 0.01).set_index("variant")
+    assert table.loc["near", "p_holm"] == pytest.approx(2 * whole.loc["near", "p"])  # alone: the other one is rejected
+
+
+def test_what_later_seeds_show_takes_no_verdict_back():
+    turned = np.concatenate([noisy(1, 0.9, seeds=12), noisy(2, 0.1, seeds=20)])
+    scores = study({"base": noisy(0, 0.5, seeds=32), "turned": turned})
+    assert only(compare_in_turn(scores, "base", 0.1, [12, 32])).verdict == "better"
+
+
+def test_equivalence_at_a_look_has_its_share_of_the_error_rate():
+    scores = study({"base": noisy(0, 0.5, 0.02), "same": noisy(1, 0.5, 0.02)})
+    margins = np.linspace(0.001, 0.1, 400)
+    plain, shared = (
+        next(m for m in margins if only(find(m)).verdict == "equivalent")
+        for find in (
+            lambda m: compare(scores, "base", m, alpha=0.025),
+            lambda m: compare_in_turn(scores, "base", m, [8, 16]),
+        )
+    )
+    assert plain == shared
+
+
+def test_undecided_in_turn_asks_for_seeds_beyond_the_last_look():
+    scores = study({"base": noisy(0, 0.5), "same": noisy(1, 0.5)})
+    row = only(compare_in_turn(scores, "base", 0.001, [4, 8]))
+    assert row.verdict == "undecided"
+    assert row.seeds_needed > 8
+    assert row.seeds_needed >= fewest_seeds(2)
+
+
+@pytest.mark.parametrize("looks", [[], [0, 3], [8, 8], [8, 4]])
+def test_looks_that_cannot_be(looks):
+    with pytest.raises(UserError, match="looks: must be increasing"):
+        compare_in_turn(study({"base": [0.1], "other": [0.2]}), "base", 0.1, looks)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_looking_again_and_again_gives_no_more_stars(shape):
+    random, studies = np.random.default_rng(7), 300
+    stars = 0
+    for _ in range(studies):
+        arms = SHAPES[shape](random, (3, 16))
+        variant, seed = (index.ravel() for index in np.indices(arms.shape))
+        scores = pd.DataFrame({"variant": variant, "seed": seed, "score": arms.ravel()})
+        stars += compare_in_turn(scores, "0", 0.05, [8, 12, 16])["verdict"].isin(["better", "worse"]).any()
+    assert stars <= allowed(0.05, studies)
+
+
+# Contrasts
+
+
+@law
+@given(grids)
+def test_the_contrast_of_two_variants_is_their_comparison(grid):
+    scores = drawn(grid)
+    others = [name for name in dict.fromkeys(scores["variant"]) if name != "v0"]
+    found = contrasts(scores, {name: {name: 1.0, "v0": -1.0} for name in others}, 0.1)
+    assert_frame_equal(found, compare(scores, "v0", 0.1))
+
+
+def test_an_interaction_is_a_difference_of_differences():
+    arms = {
+        name: noisy(k, mean, 0.01) for k, (name, mean) in enumerate({"n": 0.2, "a": 0.3, "b": 0.4, "ab": 0.8}.items())
+    }
+    weights = {"a × b": {"ab": 1, "a": -1, "b": -1, "n": 1}, "a": {"ab": 0.5, "a": 0.5, "b": -0.5, "n": -0.5}}
+    table = contrasts(study(arms), weights, 0.05).set_index("variant")
+    by_seed = arms["ab"] - arms["a"] - arms["b"] + arms["n"]
+    test = scipy.stats.ttest_1samp(by_seed, 0)
+    row = table.loc["a × b"]
+    assert row["difference"] == pytest.approx(by_seed.mean())
+    assert row["p"] == pytest.approx(max(test.pvalue, sign_flip_p(by_seed)))
+    assert (row["low"], row["high"]) == pytest.approx(tuple(test.confidence_interval(0.95)))
+    assert table["verdict"].tolist() == ["better", "better"]
+    assert table.loc["a", "difference"] == pytest.approx((0.8 + 0.3 - 0.4 - 0.2) / 2, abs=0.02)
+
+
+def test_additive_changes_have_no_interaction():
+    arms = {"n": noisy(0, 0.2, 0.005), "a": noisy(1, 0.4, 0.005), "b": noisy(2, 0.3, 0.005), "ab": noisy(3, 0.5, 0.005)}
+    weights = {"a × b": {"ab": 1, "a": -1, "b": -1, "n": 1}}
+    assert only(contrasts(study(arms), weights, 0.05)).verdict == "equivalent"
+    assert only(contrasts(study(arms), weights, 0.005)).verdict == "undecided"
+
+
+def test_a_seed_without_one_cell_is_no_seed_of_the_contrast():
+    arms = {"n": [0.1, 0.2, 0.3], "a": [0.2, math.nan, 0.4], "b": [0.1, 0.2, 0.3], "ab": [0.4, 0.5, math.nan]}
+    weights = {"a × b": {"ab": 1, "a": -1, "b": -1, "n": 1}}
+    assert only(contrasts(study(arms), weights, 0.05)).n_pairs == 1
+
+
+@pytest.mark.parametrize("weights", [{"a": 1.0}, {}, {"a": 0.0, "b": 0.0}, {"c": 1, "a": -1}])
+def test_weights_that_are_no_contrast(weights):
+    with pytest.raises(UserError, match=r"contrasts\.x"):
+        contrasts(study({"a": [0.1], "b": [0.2]}), {"x": weights}, 0.1)
+
+
+# Bad input
+
+
 def test_what_a_user_can_get_wrong_is_said_in_a_sentence():
     scores = study({"sinusoidal": [0.1, 0.2], "rope": [0.2, 0.3]})
     wrong = [
@@ -467,25 +610,6 @@ def test_nullable_and_categorical_columns_are_read():
 
 
 # Error rates, simulated
-
-SHAPES = {
-    "normal": lambda random, size: random.normal(0.5, 0.1, size),
-    "bimodal": lambda random, size: random.choice([0.2, 0.9], size) + random.normal(0, 0.02, size),
-    "three levels": lambda random, size: random.choice([0.0, 0.5, 1.0], size),
-    "ceiling": lambda random, size: random.choice([0.2, 1.0], size, p=[0.05, 0.95]),
-    "noisy floor": lambda random, size: abs(random.choice([0.0, 0.3], size) + random.normal(0, 0.02, size)),
-}
-
-
-def allowed(rate, trials):
-    """The count that a true rate exceeds once in ten thousand times."""
-    return scipy.stats.binom.ppf(0.9999, trials, rate)
-
-
-def simulated(arms):
-    """Many studies as the tasks of one table, which is faster: arms is (variants, studies, seeds)."""
-    variant, task, seed = (index.ravel() for index in np.indices(arms.shape))
-    return pd.DataFrame({"variant": variant, "task": task, "seed": seed, "score": arms.ravel()})
 
 
 @pytest.mark.parametrize("shape", SHAPES)

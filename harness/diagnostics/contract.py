@@ -117,11 +117,17 @@ class DeclaredStep:
 
 
 def declared_step(
-    model: nn.Module, contract: Contract, batch: Any, taken: int, buffers: Sequence[Tensor] | None = None
+    model: nn.Module,
+    contract: Contract,
+    batch: Any,
+    taken: int,
+    buffers: Sequence[Tensor] | None = None,
+    *,
+    noise: bool = True,
 ) -> DeclaredStep:
     """The step that a contract makes of a batch after so many, from `buffers` as they were before it: on the model's
     own weights, in training mode, but around whatever stands between its loss and its gradients. The model, its
-    gradients and torch's draws stay as they are.
+    gradients and torch's draws stay as they are. Its noise scale takes the gradients of half the batch as well.
     """
     assert contract.losses is not None
     with mode(model, training=True), kept(model), torch.enable_grad(), _no_backward_hooks(model):
@@ -136,7 +142,7 @@ def declared_step(
             of_task = {name: gradients[name] - of_routers[name] for name in weights}
             both = [name for name in weights if of_routers[name].any()]
             others["auxiliary"] = norm(of_routers.values()) / norm(of_task[name] for name in both) if both else 0 * task
-        if contract.halves and len(batch.inputs) % 2 == 0:
+        if noise and contract.halves and len(batch.inputs) % 2 == 0:
             half, _ = contract.losses(weights, batch.rows(slice(len(batch.inputs) // 2)), taken)
             others["noise_scale"] = noise_scale(_gradients(half, weights), of_task, len(batch.inputs))
     return DeclaredStep((task + auxiliary).detach(), gradients, {name: x.detach() for name, x in others.items()})

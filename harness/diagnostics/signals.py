@@ -106,12 +106,16 @@ def furthest(fits: Iterable[float]) -> float:
     return max(fits, key=lambda fit: abs(math.log(max(fit, 1e-12))))
 
 
-def update(before: list[Tensor], after: list[Tensor]) -> Signals:
-    """Of one step, the median over weight matrices of ‖Δw‖ / ‖w‖, and the share of those that it left as they were: 0
-    where it moves nothing by more than rounding.
+def lengths(before: list[Tensor], after: list[Tensor]) -> Tensor:
+    """How far each weight matrix has moved, ‖Δw‖."""
+    return torch.stack(list(torch._foreach_norm(torch._foreach_sub(after, before))))
+
+
+def update(before: list[Tensor], moved: Tensor) -> Signals:
+    """Of one step that moved weight matrices so far, the median of ‖Δw‖ / ‖w‖, and the share of those that it left as
+    they were: 0 where it moves nothing by more than rounding.
     """
-    moved = torch._foreach_norm(torch._foreach_sub(after, before))
-    ratios = torch.stack(list(moved)) / torch.stack(list(torch._foreach_norm(before))).clamp(min=1e-12)
+    ratios = moved / torch.stack(list(torch._foreach_norm(before))).clamp(min=1e-12)
     unmoved = torch.where(ratios.max() > ROUNDING, (ratios == 0).float().mean(), 0.0)
     return numbers({"update/ratio": ratios.median(), "update/unmoved": unmoved})
 
@@ -120,7 +124,7 @@ def elsewhere(moved: Sequence[float], after: list[Tensor], now: list[Tensor]) ->
     """How far, at worst, a matrix has moved between a step and the next one, over the length of that step; where it was
     not lost in the weight's rounding.
     """
-    since = torch.stack(list(torch._foreach_norm(torch._foreach_sub(now, after))))
+    since = lengths(after, now)
     size = torch.stack(list(torch._foreach_norm(after)))
     share = torch.where(since > LOST * size, since / since.new_tensor(moved).clamp(min=1e-30), 0.0)
     return numbers({"update/elsewhere": share.max()})

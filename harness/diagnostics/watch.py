@@ -19,6 +19,7 @@ from harness.diagnostics.signals import (
     gradient_norm,
     hyperparameters,
     inside,
+    lengths,
     matrices,
     numbers,
     update,
@@ -134,9 +135,7 @@ class Watch(pl.Callback):
             self._look(step, lambda: self._same(pl_module.read, step - 1))
         if self.before:
             before, self.before = self.before, []
-            self._look(step, lambda: update(before, [w.detach() for w in self._weights()]))
-            if step not in EARLY:
-                self._look(step, lambda: self._keep_after(before))
+            self._look(step, lambda: self._moved(before, keep=step not in EARLY))
             self._look(step, lambda: adam(trainer.optimizers[0], before, self._weights(), step - 1, self.contract))
             self._look(step, self._clipped)
             if step not in EARLY:
@@ -165,17 +164,21 @@ class Watch(pl.Callback):
         self.norm = gradient_norm(list(self.subject.model.parameters())).item()
         return {}
 
-    def _keep_after(self, before: list[torch.Tensor]) -> Signals:
-        self.after = [w.detach().clone() for w in self._weights()]
-        self.moved = torch.stack(list(torch._foreach_norm(torch._foreach_sub(self.after, before)))).tolist()
-        return {}
+    def _moved(self, before: list[torch.Tensor], *, keep: bool) -> Signals:
+        """How far the step went; the next one may want to see that nothing else moved the weights."""
+        after = [w.detach() for w in self._weights()]
+        moved = lengths(before, after)
+        if keep:
+            self.after, self.moved = [w.clone() for w in after], moved.tolist()
+        return update(before, moved)
 
     def _left_over(self) -> Signals:
         return {"gradient/left_over": gradient_norm(list(self.subject.model.parameters())).item()}
 
     def _compare(self, read: Any, taken: int, buffers: list[torch.Tensor]) -> Signals:
         """The gradients that are there with those of the declared step; nothing where that is lost itself."""
-        step = declared_step(self.subject.model, self.contract, read, taken, buffers)
+        middle = taken + 1 not in (1, self.steps)  # the noise scale is a curve that no detector needs
+        step = declared_step(self.subject.model, self.contract, read, taken, buffers, noise=middle)
         if not step.loss.isfinite():
             return {}
         self.due = step.loss

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness.report.tables import bounds, missed_gate, outcome_counts, records, variants_of
+from harness.report.tables import bounds, missed_gate, number_of_looks, outcome_counts, records, variants_of
 from harness.results import LEARNING_TIME
 from harness.schema import quoted
 from harness.stats import fewest_seeds
@@ -132,7 +132,7 @@ def _undecided(comparison: pd.DataFrame, document: dict[str, Any]) -> str:
     rows = comparison[comparison["verdict"] == "undecided"]
     if rows.empty:
         return ""
-    fewest = fewest_seeds(len(comparison))
+    fewest = fewest_seeds(len(comparison) * number_of_looks(document))
     few = f" (no difference can be significant below {fewest} seeds here)" if rows["n_pairs"].max() < fewest else ""
     if len(rows) == len(comparison) and len(rows) > 1:
         return f"all {len(rows)} comparisons are undecided, which is no proof that the variants are equal{few}"

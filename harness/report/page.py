@@ -13,6 +13,7 @@ from harness.report.tables import (
     LEDGER,
     Findings,
     deviations,
+    number_of_looks,
     records,
     reference_of,
     runs_table,
@@ -171,7 +172,8 @@ def _compared(found: Findings) -> list[Block]:
         Text(
             f"{counted(len(variants_of(document)), 'variant')} of one model, which differ in "
             f"{listed(document['axes'])} and in nothing else, each trained with "
-            f"{counted(len(seeds), 'seed')} ({ranges(seeds)}) on {counted(len(document['tasks']), 'task')}: "
+            f"{'up to ' * bool(document.get('looks'))}{counted(len(seeds), 'seed')} ({ranges(seeds)}) on "
+            f"{counted(len(document['tasks']), 'task')}: "
             f"{counted(len(document['runs']), 'run')}, budget “{document['budget']}”."
         ),
         *_tuning(document),
@@ -288,7 +290,7 @@ def _verdict_row(found: Findings, row: dict[Any, Any]) -> list[Cell]:
         Cell(str(row["seeds"])),
         Cell(f"{row['gate_passed']} of {row['gate_of']}", "marked" if row["gate_passed"] < row["gate_of"] else ""),
         Cell(decimal(row["gated_score"])),
-        Cell(_needed(row, fewest_seeds(len(found.compared))) if open_ else ABSENT),
+        Cell(_needed(row, fewest_seeds(len(found.compared) * number_of_looks(found.document))) if open_ else ABSENT),
     ]
 
 
@@ -456,7 +458,7 @@ def _method(found: Findings) -> list[Block]:
 def _method_items(found: Findings) -> list[str]:
     document = found.document
     comparisons = max(1, len(found.compared))
-    fewest = fewest_seeds(comparisons)
+    fewest = fewest_seeds(comparisons * number_of_looks(document))
     gate = decimal(document["gate"], 2)
     return [
         "Pairing. A seed fixes the training data, their order and the initial value of every parameter "
@@ -471,6 +473,7 @@ def _method_items(found: Findings) -> list[str]:
         f"all {counted(comparisons, 'comparison')} of the study (every variant on every task), at a "
         "family-wise error rate of 5 %. With so many comparisons no difference can be significant below "
         f"{fewest} seeds.",
+        *_looks(document),
         "Interval. The 95 % t interval of the mean paired difference, for one comparison alone, "
         "uncorrected. Effect size: Hedges' g of the paired differences (mean over standard deviation, "
         "corrected for few seeds).",
@@ -486,6 +489,19 @@ def _method_items(found: Findings) -> list[str]:
         "unsupported.",
         "Training data are fresh at every step unless the specification below says otherwise; lengths with "
         "so few sequences that training saw most of them or all are marked in the figures.",
+    ]
+
+
+def _looks(document: dict[str, Any]) -> list[str]:
+    """How a study that runs until it is decided keeps its error rate."""
+    looks = document.get("looks")
+    if not looks:
+        return []
+    return [
+        f"Looks. The study looks at its verdicts after {listed([str(look) for look in looks])} seeds and gives more "
+        "only to what is undecided; a verdict once given stays. Each look spends an equal share of the error rates: "
+        f"corrected p is multiplied by {len(looks)}, and TOST is at 5 % ÷ {len(looks)}. `make calibrate` measures the "
+        "errors that are left."
     ]
 
 

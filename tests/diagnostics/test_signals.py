@@ -25,6 +25,7 @@ from harness.diagnostics.signals import (
     clip_fit,
     hyperparameters,
     inside,
+    lengths,
     matrices,
     update,
 )
@@ -45,7 +46,7 @@ def test_the_update_is_the_median_of_relative_steps() -> None:
     before = [torch.randn(3, 5), torch.randn(4, 4), torch.randn(2, 6)]
     after = [before[0] * 1.01, before[1] + torch.full((4, 4), 0.1), before[2].clone()]
     ratios = sorted((float((new - old).norm() / old.norm()) for old, new in zip(before, after, strict=True)))
-    found = update(before, after)
+    found = update(before, lengths(before, after))
     assert found["update/ratio"] == pytest.approx(ratios[1], rel=1e-5)
     assert found["update/unmoved"] == pytest.approx(1 / 3)
 
@@ -53,7 +54,8 @@ def test_the_update_is_the_median_of_relative_steps() -> None:
 @pytest.mark.parametrize(("by", "unmoved"), [(1e-3, 0.5), (1e-8, 0.0), (0.0, 0.0)], ids=["one", "rounding", "none"])
 def test_weights_count_as_left_only_where_others_move_by_more_than_rounding(by: float, unmoved: float) -> None:
     before = [torch.ones(2, 2, dtype=torch.float64), torch.ones(3, 3, dtype=torch.float64)]
-    assert update(before, [before[0], before[1] * (1 + by)])["update/unmoved"] == unmoved
+    after = [before[0], before[1] * (1 + by)]
+    assert update(before, lengths(before, after))["update/unmoved"] == unmoved
 
 
 def test_only_trained_matrices_are_looked_at() -> None:

@@ -2,12 +2,13 @@
 
 import pandas as pd
 
-from harness.report.chapters import costs, diagnosis, generalisation, heads, reach, routing, stability
+from harness.report.chapters import costs, diagnosis, effects, generalisation, heads, reach, routing, stability
 from harness.report.chapters.chapter import Chapter, Chapters
 from harness.report.tables import Findings
 
 CHAPTERS: tuple[Chapter, ...] = (
     stability.CHAPTER,
+    effects.CHAPTER,
     generalisation.CHAPTER,
     reach.CHAPTER,
     costs.CHAPTER,
