@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from harness.locks import holder
 from harness.record import read_plan
 from harness.schema import UserError, nearest, quoted
-from harness.wording import decimal, listed
+from harness.wording import STATUSES, decimal, listed
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -687,7 +687,7 @@ def sync(options: "Namespace") -> Answer:
 
     def show() -> None:
         for name, count in delivered.items():
-            _say(f"{name}: " + (f"{count} run{'s' * (count != 1)} delivered" if count else "nothing was missing"))
+            _say(f"{name}: " + (f"{count} run{'s' * (count != 1)} delivered" if count else "no run was missing"))
         for name, cause in failed.items():
             _say(f"{name}: not delivered: {cause}; run this again when that is mended")
         if not delivered and not failed:
@@ -717,7 +717,7 @@ def _say(*lines: str) -> None:
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{n} {state.replace('_', ' ')}" for state, n in counts.items())
+    return ", ".join(f"{n} {STATUSES.get(state, state)}" for state, n in counts.items())
 
 
 def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:

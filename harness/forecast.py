@@ -183,19 +183,22 @@ class _Speeds:
 
     def __init__(self, records: Iterable[RunRecord]) -> None:
         self._own: dict[str, list[float]] = defaultdict(list)
-        self._per_flop: dict[str, list[float]] = defaultdict(list)
+        self._per_flop: dict[str, list[float]] = defaultdict(list)  # by device, of training
+        self._beside: dict[str, list[float]] = defaultdict(list)  # seconds of the rest: it does not grow with the steps
         for record in records:
             if record.status == "finished" and {"wall_seconds", "flops"} <= record.ledger.keys():
-                seconds = max(float(record.ledger["wall_seconds"]), record.ended - record.started)
+                training, device = float(record.ledger["wall_seconds"]), record.spec["device"]
+                seconds = max(training, record.ended - record.started)
                 self._own[_without_seed(record.spec)].append(seconds)
-                self._per_flop[record.spec["device"]].append(seconds / float(record.ledger["flops"]))
+                self._per_flop[device].append(training / float(record.ledger["flops"]))
+                self._beside[device].append(seconds - training)
 
     def of(self, spec: RunSpec, flops: float) -> tuple[float | None, Basis]:
         """Seconds of one run, and what they rest on: the median of the same cell's, else others' by FLOPs."""
         if own := self._own.get(_without_seed(spec.document())):
             return median(own), "runs of this cell"
         if others := self._per_flop.get(spec.device):
-            return median(others) * flops, "FLOPs"
+            return median(self._beside[spec.device]) + median(others) * flops, "FLOPs"
         return None, "unknown"
 
 

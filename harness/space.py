@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Le, MinLen
 from pydantic import Field, PlainSerializer, model_validator
@@ -37,10 +37,8 @@ class Dimension(Level):
         return ""
 
 
-class FloatRange(Dimension):
-    """Numbers from `low` to `high`, the ends included; with `log` each factor is as likely as another. A grid has
-    `points` of them.
-    """
+class _Range(Dimension):
+    """Base of ranges from `low` to `high`, the ends included; with `log` each factor is as likely as another."""
 
     low: float
     high: float
@@ -48,59 +46,58 @@ class FloatRange(Dimension):
     points: Annotated[int, Ge(2), Le(1000)] = 5
 
     @model_validator(mode="after")
-    def _ordered(self) -> "FloatRange":
-        _check_ends(self.low, self.high, log=self.log)
+    def _ordered(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError(
+                f"low = {self.low} is not below high = {self.high}; widen the range, or set the field in the ablation"
+            )
+        if self.log and self.low <= 0:
+            raise ValueError(f"low = {self.low} has no logarithm; use a positive one, or log = False")
         return self
 
-    def ends(self) -> tuple[float, ...]:
+    def ends(self) -> tuple[Any, ...]:
         """Both."""
         return self.low, self.high
 
-    def grid(self) -> tuple[float, ...]:
-        """`points` numbers at equal distances, or with `log` at equal factors."""
+    def spread(self) -> tuple[float, ...]:
+        """`points` numbers, both ends among them."""
         inner = (_between(self.low, self.high, i / (self.points - 1), log=self.log) for i in range(1, self.points - 1))
         return self.low, *inner, self.high
+
+    def edge(self, value: Any) -> str:
+        """By the share of the range that lies on either side of it."""
+        return _edge(self.low, self.high, value, log=self.log)
+
+
+class FloatRange(_Range):
+    """Numbers from `low` to `high`, the ends included; with `log` each factor is as likely as another. A grid has
+    `points` of them, at equal distances or factors.
+    """
+
+    def grid(self) -> tuple[float, ...]:
+        """`points` of them."""
+        return self.spread()
 
     def holds(self, value: Any) -> bool:
         """Whether it is a number of the range."""
         return _is_number(value) and self.low <= value <= self.high
 
-    def edge(self, value: Any) -> str:
-        """By the share of the range that lies on either side of it."""
-        return _edge(self.low, self.high, value, log=self.log)
 
-
-class IntegerRange(Dimension):
+class IntegerRange(_Range):
     """Whole numbers from `low` to `high`, the ends included; with `log` each factor is about as likely as another. A
-    grid has up to `points` of them.
+    grid has up to `points` of them, at about equal distances or factors.
     """
 
     low: int
     high: int
-    log: bool = False
-    points: Annotated[int, Ge(2), Le(1000)] = 5
-
-    @model_validator(mode="after")
-    def _ordered(self) -> "IntegerRange":
-        _check_ends(self.low, self.high, log=self.log)
-        return self
-
-    def ends(self) -> tuple[int, ...]:
-        """Both."""
-        return self.low, self.high
 
     def grid(self) -> tuple[int, ...]:
-        """`points` numbers at about equal distances or factors, each once."""
-        shares = (i / (self.points - 1) for i in range(self.points))
-        return tuple(dict.fromkeys(round(_between(self.low, self.high, share, log=self.log)) for share in shares))
+        """The whole numbers nearest to `points` of the range, each once."""
+        return tuple(dict.fromkeys(map(round, self.spread())))
 
     def holds(self, value: Any) -> bool:
         """Whether it is a whole number of the range."""
         return _is_number(value) and value == int(value) and self.low <= value <= self.high
-
-    def edge(self, value: Any) -> str:
-        """By the share of the range that lies on either side of it."""
-        return _edge(self.low, self.high, value, log=self.log)
 
 
 def _plain_options(options: tuple[Any, ...]) -> list[Any]:
@@ -231,13 +228,6 @@ def _has(spec: Spec, path: str) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _check_ends(low: float, high: float, *, log: bool) -> None:
-    if low >= high:
-        raise ValueError(f"low = {low} is not below high = {high}; widen the range, or set the field in the ablation")
-    if log and low <= 0:
-        raise ValueError(f"low = {low} has no logarithm; use a positive one, or log = False")
 
 
 def _between(low: float, high: float, share: float, *, log: bool) -> float:

@@ -33,8 +33,8 @@ def planned(seeds: int = 2, steps: int = 200) -> Plan:
     return make_plan("foretold", ablation, budget="quick", seeds=None, device="cpu")
 
 
-def record(folder: Path, cell: Cell, seconds: float, status: Status = "finished") -> None:
-    """Leave the record of a cell's run."""
+def record(folder: Path, cell: Cell, seconds: float, status: Status = "finished", beside: float = 0.0) -> None:
+    """Leave the record of a cell's run: seconds of training, and those that it took beside."""
     flops = training_cost(cell.spec)[1]
     RunRecord(
         fingerprint=cell.fingerprint,
@@ -42,6 +42,8 @@ def record(folder: Path, cell: Cell, seconds: float, status: Status = "finished"
         status=status,
         scores=(Score(length=8, metric="exact_match", value=0.5),),
         ledger={"wall_seconds": seconds, "flops": flops},
+        started=1000.0,
+        ended=1000.0 + seconds + beside,
     ).write(folder / "runs" / cell.fingerprint / "record.json")
 
 
@@ -86,6 +88,13 @@ def test_time_comes_from_the_same_cell_else_from_flops(tmp_path: Path) -> None:
     assert rope.basis == "FLOPs"
     assert rope.seconds == pytest.approx(30.0 * rope.flops / sinusoidal.flops)
     assert forecast(plan, tmp_path).seconds(2) == pytest.approx((30.0 + 2 * (rope.seconds or 0)) / 2)
+
+
+def test_what_a_run_takes_beside_training_does_not_grow_with_its_steps(tmp_path: Path) -> None:
+    short, long = planned(steps=200), planned(steps=2000)
+    record(tmp_path, short.cells[0], seconds=2.0, beside=5.0)
+    sinusoidal = forecast(long, tmp_path).cells[0]
+    assert sinusoidal.seconds == pytest.approx(5.0 + 2.0 * 10, rel=0.1)
 
 
 def test_a_study_without_records_is_judged_by_those_beside_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from postgres import cluster, is_missing
 from small_study import SWEPT
 
-import harness.sweep
+import harness.sweep.storage
 from harness.locate import find_ablation
 from harness.schema import UserError
 from harness.sweep import open_storage, run_sweep
@@ -46,8 +46,8 @@ def test_what_a_killed_machine_had_begun_another_tries_again_within_the_budget(
     process.kill()
     process.wait()
     process.stderr.close()
-    monkeypatch.setattr(harness.sweep, "HEARTBEAT", 1)
-    monkeypatch.setattr(harness.sweep, "GRACE", 3)
+    monkeypatch.setattr(harness.sweep.storage, "HEARTBEAT", 1)
+    monkeypatch.setattr(harness.sweep.storage, "GRACE", 3)
     outcome = run_sweep(
         find_ablation(str(tmp_path / "mine.py")).ablation, name="mine", results=tmp_path / "other", trials=3, jobs=2,
         sampler="random", pruning=False, storage=databases["sweeps"],
