@@ -70,3 +70,15 @@ def test_a_case_of_the_calibration_is_planned_once(monkeypatch: pytest.MonkeyPat
     cases = list(calibrate.cases())
     assert len(set(cases)) == len(cases)
     assert {case.shape for case in cases if case.kind == "identical"} == set(calibrate.SHAPES)
+
+
+def test_the_page_of_the_bench_says_of_each_part_where_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+    bench = importlib.import_module("bench")
+    row = {"what": "a step", "measured": "1.07", "bound": "≤ 1.08", "holds": True}
+    part = {"where": "a machine", "commit": "abc", "command": "make bench", "rows": [row]}
+    page = bench.page({"step": part, "study": {**part, "commit": "def", "rows": [row | {"holds": False}]}})
+    assert "| a step | 1.07 | ≤ 1.08 | holds | step |" in page
+    assert "| a step | 1.07 | ≤ 1.08 | **missed** | study |" in page
+    assert "- study: a machine; commit def; `make bench`" in page
+    assert set(bench.PARTS) == {"start", "step", "study"}
