@@ -31,10 +31,10 @@ from harness.stats import clopper_pearson, compare, compare_in_turn
 from harness.study import Ablation
 
 ROOT = Path(__file__).parents[2]
-MARGIN, ALPHA = 0.05, 0.05
+MARGIN, ALPHA, SPREAD = 0.05, 0.05, 0.1  # spread: of the differences whose power is shown
 SEEDS, COMPARISONS = (3, 5, 8, 10, 20), (1, 5, 10)
 TRAINED_SEEDS = 16
-LOOKS = ((8, 16, 32), (8, 12, 16, 20), (5, 10, 20))  # of `--until decided`: seeds after which a comparison may stop
+LOOKS = ((8, 16, 32), (5, 10, 20))  # of `--until decided`: seeds after which a comparison may stop
 Draws = npt.NDArray[np.float64]
 Shape = Callable[[np.random.Generator, tuple[int, ...]], Draws]
 
@@ -169,11 +169,14 @@ def cases() -> Iterator[Case]:
     for seeds in [(5,), (6,), (8,), (10,), (20,), LOOKS[0]]:
         for comparisons in (1, 5):
             for effect in (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0):
-                yield Case("power", "normal", seeds, comparisons, effect=effect * 0.1, spread=0.1)
+                yield Case("power", "normal", seeds, comparisons, effect=effect * SPREAD, spread=SPREAD)
 
 
 def measured(case: Case, studies: int) -> dict[str, object]:
-    """A row of the table: the case, and in what share of its studies it went how."""
+    """A row of the table: the case, and in how many of its studies it went how; a quarter of them where each looks
+    several times, which takes that much longer.
+    """
+    studies = studies // 4 if len(case.seeds) > 1 else studies
     counts = verdicts(case, studies)
     return {
         "kind": case.kind, "shape": case.shape, "seeds": "/".join(map(str, case.seeds)),
@@ -190,15 +193,16 @@ def passes(row: Mapping[str, object]) -> bool:
     return low <= wrong[1]
 
 
-def percent(count: int, studies: int) -> str:
-    return f"{count / studies:.1%}".replace("%", " %")
+def percent(share: float) -> str:
+    return f"{share:.1%}".replace("%", " %")
 
 
 def errors_table(rows: pd.DataFrame) -> str:
     """The worst of 1, 5 and 10 comparisons, a line a shape, a column a number of seeds."""
     identical = rows[rows["kind"] == "identical"]
-    worst = identical.groupby(["shape", "seeds"], sort=False)["better or worse"].max().unstack("seeds")
-    return markdown(worst[identical["seeds"].unique()].loc[list(SHAPES)], int(rows["studies"].iloc[0]), "scores")
+    shares = identical.assign(share=identical["better or worse"] / identical["studies"])
+    worst = shares.groupby(["shape", "seeds"], sort=False)["share"].max().unstack("seeds")
+    return markdown(worst[identical["seeds"].unique()].loc[list(SHAPES)], "scores")
 
 
 def edges_table(rows: pd.DataFrame) -> str:
@@ -208,29 +212,32 @@ def edges_table(rows: pd.DataFrame) -> str:
         f"arms differ by the margin, spread {row.spread:g}" if row.kind == "edge" else "ties at 1, one seed in 20 fails"
         for row in edge.itertuples()
     ]
-    counts = edge.assign(name=names).pivot(index="name", columns="seeds", values="equivalent")
-    return markdown(counts[edge["seeds"].unique()].loc[list(dict.fromkeys(names))], int(edge["studies"].iloc[0]), "")
+    shares = edge.assign(name=names, share=edge["equivalent"] / edge["studies"])
+    table = shares.pivot(index="name", columns="seeds", values="share")
+    return markdown(table[edge["seeds"].unique()].loc[list(dict.fromkeys(names))], "")
 
 
 def power_table(rows: pd.DataFrame) -> str:
     """How often at least one of one comparison is found, by effect."""
     power = rows[(rows["kind"] == "power") & (rows["comparisons"] == 1)]
-    counts = power.pivot(index="effect", columns="seeds", values="better")
-    counts.index = [f"{effect / 0.1:g}" for effect in counts.index]
-    return markdown(counts[power["seeds"].unique()], int(power["studies"].iloc[0]), "difference ÷ its spread")
+    shares = power.assign(share=power["better"] / power["studies"], size=power["effect"] / SPREAD)
+    table = shares.pivot(index="size", columns="seeds", values="share")
+    table.index = [f"{size:g}" for size in table.index]
+    return markdown(table[power["seeds"].unique()], "difference ÷ its spread")
 
 
-def markdown(counts: pd.DataFrame, studies: int, corner: str) -> str:
-    lines = [f"| {corner} | {' | '.join(map(str, counts.columns))} |", "|---" * (len(counts.columns) + 1) + "|"]
-    for name, row in counts.iterrows():
-        lines.append(f"| {name} | {' | '.join(percent(int(count), studies) for count in row)} |")
+def markdown(shares: pd.DataFrame, corner: str) -> str:
+    """Shares as a table of per cents."""
+    lines = [f"| {corner} | {' | '.join(map(str, shares.columns))} |", "|---" * (len(shares.columns) + 1) + "|"]
+    for name, row in shares.iterrows():
+        lines.append(f"| {name} | {' | '.join(percent(share) for share in row)} |")
     return "\n".join(lines)
 
 
 def draw(rows: pd.DataFrame, folder: Path) -> None:
     """The power curves, one a number of seeds."""
     power = rows[rows["kind"] == "power"].assign(
-        found=lambda frame: frame["better"] / frame["studies"], size=lambda frame: frame["effect"] / 0.1
+        found=lambda frame: frame["better"] / frame["studies"], size=lambda frame: frame["effect"] / SPREAD
     )
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     for axes, (comparisons, group) in zip(
@@ -248,7 +255,8 @@ def draw(rows: pd.DataFrame, folder: Path) -> None:
 PAGE = """# How often the verdicts are wrong
 
 Simulated studies whose truth is known, {studies} of each kind, through `harness.stats.compare` at α = .05 and a
-margin of .05; numbers of seeds with strokes (8/16/32) are `--until decided`, which looks after each. Reproduce it with
+margin of .05; numbers of seeds with strokes (8/16/32) are `--until decided`, which looks after each (a quarter
+as many studies). Reproduce it with
 `make calibrate` ({seconds:.0f} s on {machine}, commit {commit}). {passed}
 
 ## *Better* or *worse* where nothing differs
@@ -321,7 +329,7 @@ def trained(path: Path, studies: int) -> str:
     return (
         f"\n## Trained, not simulated\n\nThe runs of {scores.groupby(['variant', 'task']).ngroups} cells of the quick "
         f"position study, {TRAINED_SEEDS} seeds each (trained.csv, by `make calibrate ARGS=--train`), dealt to two "
-        f"arms of {TRAINED_SEEDS // 2} at random and compared: {percent(starred, done)} of {done} such studies find a "
+        f"arms of {TRAINED_SEEDS // 2} at random and compared: {percent(starred / done)} of {done} such studies find a "
         f"difference of a variant to itself (the splits share their runs, so this is no independent sample).\n"
     )
 
@@ -351,11 +359,11 @@ def main() -> int:
         machine=environment()["cpu"],
         commit=commit(),
         passed=f"All {len(judged)} kinds keep it." if failed.empty else f"**{len(failed)} kinds do not keep it.**",
-        scatter=f"{1.96 * np.sqrt(ALPHA * (1 - ALPHA) / given.studies):.1%}".replace("%", " %"),
+        scatter=percent(1.96 * np.sqrt(ALPHA * (1 - ALPHA) / given.studies)),
         errors=errors_table(rows),
         edges=edges_table(rows),
         power=power_table(rows),
-        rare=percent(round(rare_and_large(given.studies) * given.studies), given.studies),
+        rare=percent(rare_and_large(given.studies)),
         trained=trained(given.publish / "trained.csv", given.studies),
     )
     write_atomically(given.publish / "README.md", page)
