@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harness.conduct import run_study
+    from harness.match import Match
     from harness.runner import run
     from harness.schema import UserError
     from harness.space import Space
     from harness.spec import ModelSpec, RunSpec, TrainSpec
     from harness.study import Ablation, Budget
 
-__all__ = ["Ablation", "Budget", "ModelSpec", "RunSpec", "Space", "TrainSpec", "UserError", "run", "run_study"]
+__all__ = ["Ablation", "Budget", "Match", "ModelSpec", "RunSpec", "Space", "TrainSpec", "UserError", "run", "run_study"]
 
 _HOMES = {
     "Ablation": "harness.study",
     "Budget": "harness.study",
+    "Match": "harness.match",
     "ModelSpec": "harness.spec",
     "RunSpec": "harness.spec",
     "Space": "harness.space",

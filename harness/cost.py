@@ -1,7 +1,7 @@
 """What a model costs, counted without training it: parameters, floating-point operations, bytes."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -144,14 +144,47 @@ def all_score_elements(spec: ModelSpec, tokens: int) -> int:
     return tokens * keys * spec.num_heads * spec.num_layers
 
 
-def cache_elements(spec: ModelSpec, tokens: int) -> int:
-    """Numbers in one layer's cache of one sequence after so many tokens, with an encoder also of as many of its
-    source; an encoder alone needs none.
+def cache_elements(spec: ModelSpec, tokens: int, source_tokens: int | None = None) -> int:
+    """Numbers in one layer's cache of one sequence after so many tokens, with an encoder also of its source, which is
+    as long where nothing else is said; an encoder alone needs none.
     """
     if not spec.architecture.is_causal():
         return 0
-    across = spec.attention.across().cache_elements(spec.shape, tokens) if spec.architecture.has_encoder() else 0
-    return spec.attention.cache_elements(spec.shape, tokens) + across
+    own = spec.attention.cache_elements(spec.shape, tokens)
+    if not spec.architecture.has_encoder():
+        return own
+    return own + spec.attention.across().cache_elements(spec.shape, tokens if source_tokens is None else source_tokens)
+
+
+def cache_bytes(spec: RunSpec, tokens: int, source_tokens: int | None = None) -> int:
+    """Bytes of the cache of one sequence over all layers, in the precision of the run's device."""
+    return cache_elements(spec.model, tokens, source_tokens) * spec.model.num_layers * BYTES[spec.precision]
+
+
+def sequence_at(spec: RunSpec, length: int) -> tuple[int, int]:
+    """Tokens that a model reads of a sequence of the run's task at a length, and of its source: 0 without an encoder.
+    Where lengths in tokens differ between sequences, those of one that is the same for every run.
+    """
+    _, tokens, source = spec.task.sequences(1, length, torch.Generator().manual_seed(0), spec.layout).shape
+    return tokens, source
+
+
+def inference_costs(spec: RunSpec) -> dict[str, int]:
+    """What one sequence costs a trained model, at the longest test length or, where there is none, training length.
+
+    `inference_flops` are the operations of one forward pass over it, `cache_bytes` what its keys and values take. What
+    cannot be counted is left out: of a length that the model cannot take, or of a user's level that raises.
+    """
+    lengths, limit = spec.task.lengths, spec.model.position.limit()
+    found: dict[str, int] = {}
+    tokens, source = sequence_at(spec, max(lengths.test, default=lengths.train[1]))
+    if limit is not None and max(tokens, source) > limit:
+        return found
+    with suppress(Exception):  # of a user's level, anything
+        found["inference_flops"] = forward_flops(spec.model, spec.task.vocab_size, tokens, source)
+    with suppress(Exception):
+        found["cache_bytes"] = cache_bytes(spec, tokens, source)
+    return found
 
 
 def training_passes(train: TrainSpec) -> int:
@@ -193,7 +226,7 @@ def costs_by_length(spec: RunSpec) -> list[dict[str, float]]:
             **sizes,
             "flops_per_token_forward": forward_flops(model, vocabulary, tokens, source * tokens) / tokens,
             "score_elements": all_score_elements(model, tokens),
-            "cache_bytes": cache_elements(model, tokens) * model.num_layers * BYTES[spec.precision],
+            "cache_bytes": cache_bytes(spec, tokens),
         }
         for tokens in LENGTHS
         if limit is None or tokens <= limit

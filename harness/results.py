@@ -26,7 +26,8 @@ class StudyData:
 
     Attributes:
         runs: a row a planned run: study, variant, task, seed, status (of the record, or *partial*, *missing*), cause,
-            diagnosis (the first alarm), fingerprint, mlflow_run_id, commit, then final metrics, then the ledger.
+            diagnosis (the first alarm), fingerprint, mlflow_run_id, commit, then final metrics, then the ledger, at its
+            end `tuning_trials`: how many settings its variant was tuned over, 0 where none was.
         scores: long: variant, task, seed, length, metric, value, mark, split (*train*, *test*).
     """
 
@@ -199,7 +200,7 @@ def _records(folder: Path, document: dict[str, Any]) -> list[tuple[dict[str, Any
 
 
 def _runs(folder: Path, document: dict[str, Any], cells: list[tuple[dict[str, Any], RunRecord | None]]) -> pd.DataFrame:
-    rows = []
+    rows, tuning = [], {"tuning_trials": int((document.get("tuned") or {}).get("asked", 0))}
     for cell, record in cells:
         directory = folder / "runs" / cell["fingerprint"]
         row: dict[str, Any] = {"study": document["study"], **{k: cell[k] for k in ("variant", "task", "seed")}}
@@ -209,7 +210,7 @@ def _runs(folder: Path, document: dict[str, Any], cells: list[tuple[dict[str, An
         row["diagnosis"] = record.diagnosis if record else ""
         row |= {"fingerprint": cell["fingerprint"], "mlflow_run_id": run_id(directory)}
         row["commit"] = record.environment.get("commit", "") if record else ""
-        rows.append({**row, **(record.final if record else {}), **(record.ledger if record else {})})
+        rows.append({**row, **(record.final if record else {}), **(record.ledger if record else {}), **tuning})
     return pd.DataFrame(rows)
 
 

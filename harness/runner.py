@@ -16,7 +16,7 @@ import pytorch_lightning as pl
 import torch
 
 from harness.backend import attention_backend
-from harness.cost import check_countable, parameters, training_flops
+from harness.cost import active_parameters, check_countable, inference_costs, parameters, training_flops
 from harness.diagnostics.contract import contract_of
 from harness.diagnostics.structure import structural, unseen, watched
 from harness.diagnostics.subject import subject_of
@@ -229,7 +229,7 @@ class _Attempt:
             backend, reason = attention_backend(self.spec, module.model)
         self.spec.train.kernel.check(backend, reason)
         self.ledger |= {"attention_backend": backend, "attention_reason": reason}
-        self.ledger["parameters"] = parameters(module.model)
+        self.ledger |= {"parameters": parameters(module.model), "active_parameters": active_parameters(module.model)}
         check_countable(self.spec)
 
     def _callbacks(self, module: TransformerModule) -> list[pl.Callback]:
@@ -264,6 +264,7 @@ class _Attempt:
             "steps": spec.train.steps,
             "tokens": sum((tokens + source) * count for (tokens, source), count in counted),
             "flops": training_flops(spec, counted),
+            **inference_costs(spec),
             "wall_seconds": seconds,
             "peak_memory_bytes": torch.cuda.max_memory_allocated() if spec.device == "cuda" else peak_memory(),
         }

@@ -25,6 +25,7 @@ from pydantic import Field, PlainSerializer, model_validator
 from harness.cost import costs_by_length
 from harness.evaluate import GATE
 from harness.machine import commit, environment
+from harness.match import Match
 from harness.record import RunRecord, read_plan, set_aside, write_atomically
 from harness.schema import Spec, UserError, is_foreign, is_within, nearest, source_file
 from harness.space import Space
@@ -61,7 +62,8 @@ class Ablation(Spec):
     `axes` names the paths that may differ, and nothing else may. Each variant is compared with the baseline, or with
     the variant that `against` names for it (the rung below on a ladder, its partner at another depth). `margin` is the
     difference in score that would matter: two variants closer than that count as equivalent. Budgets change every
-    variant alike. `space` is what `harness sweep` tunes for each variant.
+    variant alike. `match` makes every variant cost what the baseline costs. `space` is what `harness sweep` tunes for
+    each variant.
 
     `score` is a metric's mean over the test lengths, or `learning_time`: the share of the training steps after which
     an evaluation at the training lengths first passed the gate (1: it does not in the end), for tasks that variants
@@ -82,6 +84,7 @@ class Ablation(Spec):
     higher_is_better: bool = True
     margin: Annotated[float, Gt(0), Lt(1)] = 0.1
     budgets: Annotated[dict[str, Budget], MinLen(1)] = Field(default_factory=lambda: {"quick": Budget()})
+    match: Match | None = None
     space: Space = Space()
 
     @model_validator(mode="after")
@@ -103,6 +106,9 @@ class Ablation(Spec):
                 raise ValueError(
                     f"variants.{variant}: {strays[0]} is not among axes = {list(self.axes)}; declare it there"
                 )
+        if self.match:
+            others = {variant: changes for variant, changes in self.variants.items() if variant != self.baseline}
+            self.match.check(self.axes, others, self.space.fields)
         tasks = list(self.tasks.items())
         for index, (name, task) in enumerate(tasks):
             if twin := next((other for other, same in tasks[:index] if same == task), None):
@@ -163,11 +169,29 @@ class Ablation(Spec):
                 named[identity] = variant
 
     def run_spec(self, variant: str, task: str, *, seed: int, device: Device, budget: str | None) -> RunSpec:
-        """The RunSpec of a cell; without a budget, what the ablation says before any.
+        """The RunSpec of a cell; without a budget, what the ablation says before any, and before it is matched.
 
         Raises:
-            UserError: a change names a field that does not exist, or a value or combination that cannot be.
+            UserError: a change names a field that does not exist, or a value or combination that cannot be; a variant
+                cannot be matched.
         """
+        spec = self._declared(variant, task, seed=seed, device=device, budget=budget)
+        if self.match is None or budget is None or variant == self.baseline:
+            return spec
+        first = next(iter(self.tasks))
+
+        def plain(variant: str, task: str) -> RunSpec:
+            return self._declared(variant, task, seed=0, device="cpu", budget=budget)
+
+        try:
+            spec = spec.replace(self.match.field, self.match.value(plain(variant, first), plain(self.baseline, first)))
+            self.match.check_equal(spec, plain(self.baseline, task))
+        except UserError as error:
+            raise UserError(f"variants.{variant}: with budget {budget!r} on {task}, {error}") from error
+        return spec
+
+    def _declared(self, variant: str, task: str, *, seed: int, device: Device, budget: str | None) -> RunSpec:
+        """The same before it is matched."""
         base = {"model": self.model.document(), "train": self.train.document(), "task": self.tasks[task].document()}
         spec = RunSpec.parse({**base, "seed": seed, "device": device})
         origins = [(f"variants.{variant}", self.variants[variant])]
@@ -356,6 +380,7 @@ class Plan:
                 for variant, fields in flat.items()
             },
             **({} if self.tuned is None else {"tuned": dict(self.tuned)}),
+            **({} if ablation.match is None else {"match": ablation.match.document()}),
             **invocation,
             "commit": commit(),
             "environment": environment(),

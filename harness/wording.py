@@ -25,6 +25,7 @@ MEANINGS = {
     "learning_time": "the share of the training steps after which the evaluation at the training lengths first passed "
     "the gate; 1: not learned in the end",
 }
+MATCHED = {"parameters": "parameters", "flops": "FLOPs of a forward pass at the longest training length"}
 STATUSES = {
     "finished": "finished",
     "diverged": "diverged",
@@ -109,11 +110,22 @@ def whole(value: Any) -> str:
     return f"{round(value):,}".replace(",", "\u202f") if is_known(value) else ABSENT
 
 
+def excess(value: Any, other: Any) -> float:
+    """By which share of another a cost exceeds it; 0 up to `UNEQUAL` and where either is not known."""
+    if not (is_known(value) and is_known(other) and other and abs(value / other - 1) > UNEQUAL):
+        return 0.0
+    return float(value / other - 1)
+
+
+def percent(share: float) -> str:
+    """A signed share, `+12 %`."""
+    return f"{share:+.0%}".replace("%", " %").replace("-", MINUS)
+
+
 def unequal(value: Any, other: Any) -> str:
     """How far a cost is from another, `+12 %`; empty up to `UNEQUAL` and where either is not known."""
-    if not (is_known(value) and is_known(other) and other and abs(value / other - 1) > UNEQUAL):
-        return ""
-    return f"{value / other - 1:+.0%}".replace("%", " %").replace("-", MINUS)
+    share = excess(value, other)
+    return percent(share) if share else ""
 
 
 def seconds(value: Any) -> str:

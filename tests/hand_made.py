@@ -40,12 +40,14 @@ def study(
     curve: Maker = nothing,
     maps: Maker = nothing,
     score: Maker = half,
+    costs: Maker = nothing,
     **changes: Any,
 ) -> Findings:
     """Write a finished study and read it again.
 
     `curve` gives a run's points (`{"step": …, metric: value}`), `maps` its last attention as (weights, labels), `score`
-    its score at the one test length; `changes` goes into study.json. The first variant is the baseline.
+    its score at the one test length, `costs` what its ledger has; `changes` goes into study.json. The first
+    variant is the baseline.
     """
     cells = [
         {"variant": v, "task": t, "seed": s, "fingerprint": f"{tasks.index(t):02}{variants.index(v):02}{s:02}"}
@@ -66,11 +68,14 @@ def study(
     (folder / "study.json").write_text(json.dumps(document))
     for cell in cells:
         names = (cell["variant"], cell["task"], cell["seed"])
-        _write_run(folder / "runs" / cell["fingerprint"], curve(*names) or [], maps(*names), score(*names))
+        directory = folder / "runs" / cell["fingerprint"]
+        _write_run(directory, curve(*names) or [], maps(*names), score(*names), costs(*names) or {"parameters": 1234})
     return findings(load_study(folder))
 
 
-def _write_run(folder: Path, points: list[dict[str, float]], maps: Any, score: float) -> None:
+def _write_run(
+    folder: Path, points: list[dict[str, float]], maps: Any, score: float, ledger: dict[str, int | float | str]
+) -> None:
     folder.mkdir(parents=True)
     (folder / "curves.jsonl").write_text("".join(json.dumps({"time": 0, **point}) + "\n" for point in points))
     if maps is not None:
@@ -83,7 +88,7 @@ def _write_run(folder: Path, points: list[dict[str, float]], maps: Any, score: f
         cause="",
         scores=tuple(Score(length=n, metric="exact_match", value=score) for n in (1, 2, 3, 4)),
         final={"eval/in_distribution": 1.0},
-        ledger={"parameters": 1234},
+        ledger=ledger,
     ).write(folder / "record.json")
 
 

@@ -199,11 +199,13 @@ def test_two_curves_are_drawn_on_one_scale() -> None:
 
 
 def test_costs_that_are_unequal_are_marked_and_absent_ones_are_a_dash() -> None:
-    one = record("one", ledger={"parameters": 1000, "flops": 1e9, "wall_seconds": 10.0, "device": "cpu"})
+    costs = {"cache_bytes": 2048, "inference_flops": 5e6}
+    one = record("one", ledger={"parameters": 1000, "flops": 1e9, "wall_seconds": 10.0, "device": "cpu", **costs})
     two = record("two", ledger={"parameters": 1200, "flops": 1.01e9, "device": "cuda"}, final={"eval/loss": math.nan})
     (table,) = (t for t in tables(of_runs([run_of(one), run_of(two)]), 80) if t.title.startswith("final"))
     assert [list(row) for row in table.rows] == [
-        ["parameters", "1,000", "1,200 (+20 %)"], ["flops", "1.00e+09", "1.01e+09"], ["wall_seconds", "10 s", "–"],
+        ["parameters", "1,000", "1,200 (+20 %)"], ["flops", "1.00e+09", "1.01e+09"],
+        ["inference_flops", "5.00e+06", "–"], ["wall_seconds", "10 s", "–"], ["cache_bytes", "2,048", "–"],
         ["device", "cpu", "cuda"],
     ]  # fmt: skip
 

@@ -1,5 +1,7 @@
 """Parameters and operations against counts by hand."""
 
+from typing import Literal
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,10 +14,18 @@ from harness.components.feedforward import GELU, FeedForward, MoE, ReLU, SwiGLU
 from harness.components.norm import LayerNorm, Norm, NormPlacement, PostNorm, PreNorm, RMSNorm
 from harness.components.position import ALiBi, Learned, NoPE, Position, RoPE, Sinusoidal, T5Bias
 from harness.components.scale import Inverse
-from harness.cost import BACKWARD, all_score_elements, forward_flops, operations, parameters, training_flops
+from harness.cost import (
+    BACKWARD,
+    all_score_elements,
+    forward_flops,
+    inference_costs,
+    operations,
+    parameters,
+    training_flops,
+)
 from harness.spec import ModelSpec, RunSpec, TrainSpec
 from harness.transformer import Transformer
-from tasks import Copy
+from tasks import Copy, Lengths
 
 VOCABULARY = 20
 
@@ -148,6 +158,37 @@ def test_training_costs_three_forward_passes_a_sequence() -> None:
     expected = 3 * (5 * products(run.model, 8) + 2 * products(run.model, 12))
     assert training_flops(run, [((8, 0), 5), ((12, 0), 2)]) == expected
     assert training_flops(run, []) == 0
+
+
+@pytest.mark.parametrize(("test", "longest"), [((6, 9), 9), ((), 5)], ids=["test lengths", "training lengths alone"])
+@pytest.mark.parametrize(("device", "size"), [("cpu", 4), ("cuda", 2)])
+def test_inference_is_one_pass_over_the_longest_sequence_and_the_cache_after_it(
+    test: tuple[int, ...], longest: int, device: Literal["cpu", "cuda"], size: int
+) -> None:
+    lengths, model = Lengths(train=(2, 5), test=test), ModelSpec(d_model=16, num_heads=2, num_layers=3)
+    task, tokens = Copy(lengths=lengths, num_symbols=VOCABULARY - 4), 2 * longest + 2  # BOS source SEP answer
+    spec = RunSpec(task=task, model=model, device=device)
+    found = {"inference_flops": products(model, tokens), "cache_bytes": 2 * 16 * tokens * 3 * size}
+    assert inference_costs(spec) == inference_costs(spec.replace("seed", 7)) == found
+    shared = inference_costs(spec.replace("model.attention", MultiQuery()))
+    assert shared["cache_bytes"] == found["cache_bytes"] / 2
+
+
+def test_an_encoder_has_no_cache_and_what_it_read_for_a_decoder_is_in_the_decoders() -> None:
+    task, model = Copy(lengths=Lengths(train=(1, 3), test=(5,))), ModelSpec(d_model=16, num_heads=2, num_layers=1)
+    found = {
+        kind: inference_costs(RunSpec(task=task, model=model.replace("architecture", kind)))["cache_bytes"]
+        for kind in (EncoderOnly(), EncoderDecoder())
+    }
+    assert found == {EncoderOnly(): 0, EncoderDecoder(): 2 * 16 * 4 * (6 + 6)}  # BOS answer; source EOS
+
+
+def test_what_cannot_be_counted_of_inference_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, short = Copy(lengths=Lengths(train=(1, 3), test=(5,))), ModelSpec(position=Learned(max_length=8))
+    assert inference_costs(RunSpec(task=task, model=short)) == {}  # a length that the model cannot take
+
+    monkeypatch.setattr(MultiQuery, "cache_elements", lambda *_: 1 / 0)
+    assert set(inference_costs(RunSpec(task=task, model=ModelSpec(attention=MultiQuery())))) == {"inference_flops"}
 
 
 def test_a_large_model_is_counted_without_memory_for_it() -> None:

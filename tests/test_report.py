@@ -23,12 +23,14 @@ from matplotlib.lines import Line2D
 import harness.report
 from harness.record import RunRecord, Score
 from harness.report import answer, chapters, csv, write_report
+from harness.report.answer import sentences
 from harness.report.blocks import Cell, Table
 from harness.report.chapters.chapter import Chapter
 from harness.report.index import answers, as_markdown
 from harness.report.inside import block, changes, maps_across, similarity
 from harness.report.look import drawing, legend, panels
 from harness.report.tables import (
+    at_unequal,
     bounds,
     by_length,
     comparison,
@@ -38,6 +40,7 @@ from harness.report.tables import (
     runs_table,
     scores_table,
     seed_differences,
+    unequal_costs,
     verdicts,
 )
 from harness.report.typeset import escaped
@@ -672,6 +675,163 @@ def test_unequal_costs_are_marked(study: StudyData, report: Path) -> None:
     assert "parameters +6 %" in rows.loc[("copy", "learned"), "unequal"]
     assert "flops" not in rows.loc[("copy", "ALiBi"), "unequal"]  # 1 % more is not marked
     assert "109\u202f440 (≠ +6 %)" in (report / "report.html").read_text()
+
+
+FULL = {
+    "parameters": 1000, "active_parameters": 1000, "flops": 1e9, "inference_flops": 2e6, "tokens": 5000, "steps": 100,
+    "wall_seconds": 10.0, "peak_memory_bytes": 2**28, "cache_bytes": 8192,
+}  # fmt: skip
+
+
+def costing(folder: Path, costs: dict[str, dict[str, Any]], **changes: Any) -> StudyData:
+    """A study whose variants are better than `base`, all but `base` with costs of their own beside `FULL`."""
+
+    def score(variant: str, task: str, seed: int) -> float:
+        return 0.5 + 0.004 * seed + (0.2 + 0.003 * (seed % 3)) * (variant != "base")
+
+    return study_by_hand(
+        folder, ("base", *costs), axes=("model.feedforward",), seeds=12, score=score,
+        costs=lambda variant, *_: FULL | costs.get(variant, {}), **changes,
+    ).data  # fmt: skip
+
+
+def in_section(text: str, title: str) -> str:
+    return text.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+@pytest.mark.usefixtures("coarse")
+def test_the_ledger_has_every_cost_and_says_where_it_was_counted(tmp_path: Path) -> None:
+    data = costing(tmp_path, {"x": {"inference_flops": 3e6, "cache_bytes": 4096, "active_parameters": 900}})
+    write_report(data, tmp_path)
+    said = in_section((tmp_path / "report.md").read_text(), "What it cost")
+    heads = (
+        "parameters | active parameters | training FLOPs | inference FLOPs | training tokens | steps | wall time | "
+        "peak memory | KV cache | attention kernel"
+    )
+    assert heads in said
+    assert "| 900 (≠ −10 %) | 1 G | 3 M (≠ +50 %) | 5 k | 100 | 10 s | 256 MiB | 4.1 kB (≠ −50 %) |" in said
+    assert (
+        "Inference FLOPs (one forward pass) and KV cache are those of one sequence at the longest test length, 4."
+        in said
+    )
+    assert "Tuning budget: none" in said
+    row = table(tmp_path / "tables" / "ledger.csv").set_index("variant").loc["x"]
+    assert {name: row[name] for name in FULL} == FULL | {
+        "inference_flops": 3e6, "cache_bytes": 4096, "active_parameters": 900,
+    }  # fmt: skip
+    assert {*FULL, "tuning_trials"} <= set(table(tmp_path / "runs.csv").columns)
+
+
+@pytest.mark.usefixtures("coarse")
+def test_costs_are_counted_at_training_lengths_where_there_are_no_others(tmp_path: Path) -> None:
+    lengths = {"copy": [], "sort": [4]}
+    data = costing(tmp_path / "s", {"x": {}}, tasks=("copy", "sort"), test_lengths=lengths)
+    write_report(data, tmp_path)
+    where = "one sequence on copy at the longest training length, 3; on sort at the longest test length, 4."
+    assert where in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("coarse")
+def test_records_from_before_a_cost_was_counted_have_no_column_or_a_dash(tmp_path: Path) -> None:
+    write_report(study_by_hand(tmp_path / "a", ("a", "b"), axes=("model.position",)).data, tmp_path / "a")
+    old = in_section((tmp_path / "a" / "report.md").read_text(), "What it cost")
+    assert "| task | variant | runs | parameters | attention kernel |" in old
+    assert "Inference" not in old
+    assert table(tmp_path / "a" / "tables" / "ledger.csv")["cache_bytes"].isna().all()
+
+    def costs(variant: str, task: str, seed: int) -> dict[str, Any]:
+        return FULL if variant == "b" else {"parameters": 1000}
+
+    write_report(study_by_hand(tmp_path / "b", ("a", "b"), axes=("m",), costs=costs).data, tmp_path / "b")
+    mixed = in_section((tmp_path / "b" / "report.md").read_text(), "What it cost")
+    assert "| copy | a | 3 | 1 000 | – | – | – | – | – | – | – | – |" in mixed
+    assert "≠ +" not in mixed
+
+
+@pytest.mark.usefixtures("coarse")
+def test_the_tuning_budget_of_a_tuned_study_stands_beside_every_score(tmp_path: Path) -> None:
+    tuned = {
+        "content": "0",
+        "sampler": "tpe",
+        "pruning": True,
+        "asked": 12,
+        "pilot_seeds": 2,
+        "fields": {},
+        "edges": {},
+    }
+    data = costing(tmp_path, {"x": {}}, tuned=tuned | {"fields": {"train.learning_rate": {}}})
+    write_report(data, tmp_path)
+    said = in_section((tmp_path / "report.md").read_text(), "What it cost")
+    assert "| KV cache | tuning budget |" in said
+    assert said.count("| 12 trials |") == 2
+    assert "Tuning budget: none" not in said
+    assert set(table(tmp_path / "runs.csv")["tuning_trials"]) == {12}
+
+
+@pytest.mark.usefixtures("coarse")
+def test_a_verdict_at_unequal_cost_says_so(tmp_path: Path) -> None:
+    more = {"parameters": 1120, "active_parameters": 1120, "flops": 1.04e9}
+    noisy = {"wall_seconds": 99.0, "peak_memory_bytes": 2**30, "cache_bytes": 1}
+    data = costing(tmp_path, {"more": more, "noisy": noisy})
+    write_report(data, tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "| ▲ better, at unequal parameters (+12 %) |" in in_section(text, "Verdicts")
+    assert "at unequal …: these costs are more than 5 % off" in text
+    assert re.search(r"^\| noisy \| ▲ better \| ", in_section(text, "Verdicts"), re.MULTILINE)
+    assert re.search(r"^\| more \| ▲ better \+0\.20 ≠ \|", text, re.MULTILINE)
+    assert re.search(r"^\| noisy \| ▲ better \+0\.20 \|", text, re.MULTILINE)
+    assert "≠: at unequal cost (see Verdicts)." in text
+    first, _ = sentences(data, comparison(data))
+    assert first.endswith(" are better (differences with 95 % intervals), at unequal cost: more (parameters +12 %).")
+    rows = verdicts(data, comparison(data)).set_index("variant")["unequal"]
+    assert (rows["more"], rows["noisy"]) == ("parameters +12 %", "")
+
+
+def test_equal_costs_are_no_words(tmp_path: Path) -> None:
+    data = costing(tmp_path, {"x": {"flops": 1.04e9}})
+    assert "cost" not in answer(data, comparison(data))
+    assert (verdicts(data, comparison(data))["unequal"].fillna("") == "").all()
+
+
+def test_costs_that_are_the_same_share_off_are_named_together_and_idle_parameters_apart() -> None:
+    shares = {"parameters": 1.5, "active_parameters": 0.2, "flops": 0.2}
+    assert at_unequal(shares) == "at unequal parameters (+150 %), active parameters and training FLOPs (+20 %)"
+
+
+def test_the_answer_names_costs_once_where_every_variant_is_unequal(tmp_path: Path) -> None:
+    few = {name: {"flops": 2e9} for name in "vwxyz"}
+    first, _ = sentences(*compared(costing(tmp_path / "few", few)))
+    assert first.endswith(", at unequal cost: v, w, x, y and z (training FLOPs +100 %).")
+    many = {name: {"flops": (1 + i) * 5e8, "steps": 100 + 50 * (i == 2)} for i, name in enumerate("vwxyz")}
+    first, _ = sentences(*compared(costing(tmp_path / "many", many)))
+    assert first.endswith(", at unequal cost: v, x, y and z (training FLOPs −50 % to +150 %, steps +50 %).")
+    every = many | {"w": {"flops": 8e8}}
+    first, _ = sentences(*compared(costing(tmp_path / "every", every)))
+    assert first.endswith(", at unequal cost: all of them (training FLOPs −50 % to +150 %, steps +50 %).")
+
+
+def compared(data: StudyData) -> tuple[StudyData, pd.DataFrame]:
+    return data, comparison(data)
+
+
+def test_costs_are_set_against_what_a_variant_is_compared_with(tmp_path: Path) -> None:
+    costs = {"x": {"parameters": 2000}, "y": {"parameters": 2000}}
+    data = costing(tmp_path, costs, against={"y": "x"})
+    found = unequal_costs(ledger(data), data.document)
+    assert found == {("x", "copy"): {"parameters": 1.0}}
+
+
+@pytest.mark.usefixtures("coarse")
+def test_a_matched_study_says_by_what(tmp_path: Path) -> None:
+    match, fields = {"cost": "flops", "field": "model.feedforward.d_ff"}, {"model.feedforward.d_ff": 85}
+    data = costing(tmp_path, {"x": {}}, match=match, differences={"x": fields})
+    write_report(data, tmp_path)
+    said = in_section((tmp_path / "report.md").read_text(), "What was compared")
+    assert (
+        "Matched in FLOPs of a forward pass at the longest training length by model.feedforward.d_ff: each variant has "
+        "the value that comes nearest to base" in said.replace("\\_", "_")
+    )
+    assert "| x | model.feedforward.d_ff = 85 |" in said.replace("\\_", "_")
 
 
 def test_failures_are_counted_by_status_and_cause(study: StudyData) -> None:

@@ -22,6 +22,7 @@ from harness.components.feedforward import FeedForward, MoE, ReLU
 from harness.components.kernel import Flash, Math
 from harness.components.norm import BatchNorm
 from harness.components.position import Learned, NoPE, RoPE, T5Bias
+from harness.cost import inference_costs
 from harness.evaluate import ANSWERED
 from harness.journal import Journal
 from harness.module import TransformerModule
@@ -83,6 +84,8 @@ def test_a_run_leaves_all_that_its_record_speaks_of(whole: Path) -> None:
     assert record.final["eval/greedy_agreement"] == 1.0
     assert record.ledger["steps"] == 60
     assert record.ledger["attention_backend"] == "flash"
+    assert record.ledger["active_parameters"] == record.ledger["parameters"]
+    assert inference_costs(tiny()).items() <= record.ledger.items()
     assert record.environment["torch"] == torch.__version__
     assert not (whole / "checkpoint.ckpt").exists()
     assert [line["step"] for line in values(whole)] == sorted([*LOOKED_AT, *range(10, 61, 10), 51])

@@ -89,7 +89,11 @@ def _outcome_rows(runs: Mapping[str, Document]) -> Iterator[list[str]]:
         if any(each is not None and not math.isnan(each) for each in values):
             yield [name, *map(number, values)]
     ledgers = [run["ledger"] for run in runs.values()]
-    for name, said in (("parameters", number), ("flops", _power), ("tokens", number), ("wall_seconds", duration)):
+    costs = {
+        "parameters": number, "active_parameters": number, "flops": _power, "inference_flops": _power,
+        "tokens": number, "wall_seconds": duration, "cache_bytes": number,
+    }  # fmt: skip
+    for name, said in costs.items():
         if any(name in ledger for ledger in ledgers):
             yield [name, *(_cost(ledger.get(name), ledgers[0].get(name), said) for ledger in ledgers)]
     for name in WORDS:

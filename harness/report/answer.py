@@ -4,7 +4,17 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness.report.tables import bounds, missed_gate, number_of_looks, outcome_counts, records, variants_of
+from harness.report.tables import (
+    LABELS,
+    bounds,
+    ledger,
+    missed_gate,
+    number_of_looks,
+    outcome_counts,
+    records,
+    unequal_costs,
+    variants_of,
+)
 from harness.results import LEARNING_TIME
 from harness.schema import quoted
 from harness.stats import fewest_seeds
@@ -16,6 +26,7 @@ from harness.wording import (
     decimal,
     listed,
     metric_name,
+    percent,
     span,
     with_interval,
 )
@@ -24,14 +35,15 @@ if TYPE_CHECKING:
     from harness.results import StudyData
 
 DECIDED = ("better", "worse", "equivalent")
+FEW = 3  # different costs that are named variant by variant
 
 
 def answer(data: "StudyData", comparison: pd.DataFrame) -> str:
     """What a study shows, in two sentences.
 
     The first names every comparison with the verdict *better*, *worse* or *equivalent*, with its difference and
-    interval, and nothing else; the second those that are *undecided*, runs that failed, missed the gate or are still to
-    come.
+    interval and what of their costs is unequal, and nothing else; the second those that are *undecided*, runs that
+    failed, missed the gate or are still to come.
     """
     return " ".join(sentences(data, comparison))
 
@@ -80,8 +92,35 @@ def _shown(data: "StudyData", comparison: pd.DataFrame) -> str:
     named = " where nothing else is named" if document.get("against") else ""
     return (
         f"{so_far} {score} and against the baseline {baseline}{named}, {'; '.join(clauses)} "
-        "(differences with 95 % intervals)."
+        f"(differences with 95 % intervals){_at_unequal_cost(data, comparison)}."
     )
+
+
+def _at_unequal_cost(data: "StudyData", comparison: pd.DataFrame) -> str:
+    """`, at unequal cost: SwiGLU (parameters +12 %)`; of many costs the ends alone."""
+    decided = comparison[comparison["verdict"].isin(DECIDED)]
+    unequal = unequal_costs(ledger(data), data.document)
+    shares: dict[str, dict[str, list[float]]] = {}
+    for row in records(decided):
+        for cost, share in unequal.get((row["variant"], row["task"]), {}).items():
+            shares.setdefault(row["variant"], {}).setdefault(cost, []).append(share)
+    groups: dict[str, list[str]] = {}
+    for variant, own in shares.items():
+        groups.setdefault(_between(own), []).append(quoted(variant))
+    if not groups:
+        return ""
+    if len(groups) <= FEW:
+        return f", at unequal cost: {', '.join(f'{listed(names)} ({costs})' for costs, names in groups.items())}"
+    every = {cost: [share for own in shares.values() for share in own.get(cost, ())] for cost in LABELS}
+    names = [quoted(variant) for variant in shares]
+    who = "all of them" if len(names) == decided["variant"].nunique() else listed(names)
+    return f", at unequal cost: {who} ({_between({cost: found for cost, found in every.items() if found})})"
+
+
+def _between(shares: dict[str, list[float]]) -> str:
+    """`parameters −12 % to +150 %, training FLOPs +9 %`."""
+    ends = {cost: dict.fromkeys((percent(min(found)), percent(max(found)))) for cost, found in shares.items()}
+    return ", ".join(f"{LABELS[cost]} {' to '.join(found)}" for cost, found in ends.items())
 
 
 def _bounds_of(data: "StudyData", comparison: pd.DataFrame) -> list[str]:

@@ -10,13 +10,16 @@ from harness.report.answer import lengths_phrase, pending, score_phrase, sentenc
 from harness.report.blocks import Block, Cell, Image, Items, Page, Section, Table, Text
 from harness.report.chapters.chapter import Chapters
 from harness.report.tables import (
+    LABELS,
     LEDGER,
     Findings,
+    at_unequal,
     deviations,
     number_of_looks,
     records,
     reference_of,
     runs_table,
+    unequal_costs,
     variants_of,
     versus,
 )
@@ -25,6 +28,7 @@ from harness.schema import flatten, is_within, quoted
 from harness.stats import MOST_SEEDS, fewest_seeds
 from harness.wording import (
     ABSENT,
+    MATCHED,
     MEANINGS,
     STATUSES,
     counted,
@@ -44,23 +48,18 @@ from harness.wording import (
 )
 
 SYMBOLS = {"better": "▲", "worse": "▼", "equivalent": "=", "undecided": "?"}
-LABELS = {
-    "parameters": "parameters",
-    "flops": "training FLOPs",
-    "tokens": "training tokens",
-    "steps": "steps",
-    "wall_seconds": "wall time",
-    "peak_memory_bytes": "peak memory",
-}
-
-
+UNLIKE = "≠"
 COSTS: dict[str, Callable[[float], str]] = {
     "parameters": whole,
+    "active_parameters": whole,
     "flops": quantity,
+    "inference_flops": quantity,
     "tokens": quantity,
     "steps": whole,
     "wall_seconds": seconds,
     "peak_memory_bytes": lambda value: f"{value / 2**20:.0f} MiB",
+    "cache_bytes": lambda value: quantity(value, "B"),
+    "tuning_trials": lambda value: counted(int(value), "trial"),
 }
 
 
@@ -127,7 +126,7 @@ def _glance(found: Findings) -> Table | None:
         return None
     cells = {(row["variant"], row["task"]): row for row in records(table)}
     rows = [
-        [Cell(versus(document, name)), *(_verdict_cell(cells[name, t], sized=True) for t in document["tasks"])]
+        [Cell(versus(document, name)), *(_glance_cell(cells[name, t]) for t in document["tasks"])]
         for name in variants_of(document)[1:]
     ]
     others = ", or against what is named in brackets" if document.get("against") else ""
@@ -135,13 +134,21 @@ def _glance(found: Findings) -> Table | None:
         f"Each variant against the baseline “{document['baseline']}”{others}, with the difference in "
         f"{score_phrase(document)}."
     )
+    caption += f" {UNLIKE}: at unequal cost (see Verdicts)." * bool(table["unequal"].map(is_known).any())
     return Table(["variant", *document["tasks"]], rows, caption)
 
 
-def _verdict_cell(row: dict[Any, Any], *, sized: bool = False) -> Cell:
+def _glance_cell(row: dict[Any, Any]) -> Cell:
+    cell = _verdict_cell(row)
+    amount = difference(row["difference"], row["bound"]) if is_known(row["difference"]) else ""
+    return Cell(" ".join(filter(None, (cell.text, amount, UNLIKE * is_known(row["unequal"])))), cell.tone)
+
+
+def _verdict_cell(row: dict[Any, Any], costs: dict[str, float] | None = None) -> Cell:
+    """A verdict, and the unequal costs that it stands at."""
     verdict = str(row["verdict"])
-    amount = f" {difference(row['difference'], row['bound'])}" if sized and is_known(row["difference"]) else ""
-    return Cell(f"{SYMBOLS.get(verdict, '?')} {verdict}{amount}", verdict)
+    qualified = f", {at_unequal(costs)}" if costs else ""
+    return Cell(f"{SYMBOLS.get(verdict, '?')} {verdict}{qualified}", verdict)
 
 
 def _tuning(document: dict[str, Any]) -> list[Block]:
@@ -160,6 +167,19 @@ def _tuning(document: dict[str, Any]) -> list[Block]:
     return [Text(said)]
 
 
+def _matching(document: dict[str, Any]) -> list[Block]:
+    """That variants were made to cost the same, and by what."""
+    match = document.get("match")
+    if not match:
+        return []
+    return [
+        Text(
+            f"Matched in {MATCHED[match['cost']]} by {match['field']}: each variant has the value that comes nearest "
+            f"to {quoted(document['baseline'])}, counted before training. What else they cost may differ."
+        )
+    ]
+
+
 def _compared(found: Findings) -> list[Block]:
     document = found.document
     seeds = document["seeds"]
@@ -176,6 +196,7 @@ def _compared(found: Findings) -> list[Block]:
             f"{counted(len(document['tasks']), 'task')}: "
             f"{counted(len(document['runs']), 'run')}, budget “{document['budget']}”."
         ),
+        *_matching(document),
         *_tuning(document),
         Items([*trained, _task_note(document)]),
         _differences_table(document),
@@ -247,11 +268,10 @@ def _length_cell(row: dict[Any, Any] | None) -> Cell:
 
 def _verdicts(found: Findings, images: dict[str, Image]) -> list[Block]:
     blocks: list[Block] = []
-    costs = _unequal_costs(found)
     for task in found.document["tasks"]:
         rows = records(found.verdicts[found.verdicts["task"] == task])
         blocks.append(_verdict_table(found, task, rows))
-        blocks += _verdict_notes(rows, costs)
+        blocks += _verdict_notes(rows)
     blocks += [Text("How to read these tables:"), Items(_how_to_read(found))]
     return blocks + [images[name] for name in ("differences", "scores") if name in images]
 
@@ -261,26 +281,26 @@ def _verdict_table(found: Findings, task: str, rows: list[dict[Any, Any]]) -> Ta
         f"on {task}", "verdict", "score", "baseline", "difference", "95 % interval", "corrected p", "effect size g",
         "pairs", "passed gate", "score of those", "seeds needed",
     ]  # fmt: skip
-    return Table(columns, [_verdict_row(found, row) for row in rows])
+    costs = unequal_costs(found.ledger, found.document)
+    return Table(columns, [_verdict_row(found, row, costs.get((row["variant"], task))) for row in rows])
 
 
-def _verdict_notes(rows: list[dict[Any, Any]], costs: dict[tuple[str, str], str]) -> list[Block]:
-    """What qualifies a row: ties and what they leave open, and unequal costs."""
+def _verdict_notes(rows: list[dict[Any, Any]]) -> list[Block]:
+    """What qualifies a row: ties and what they leave open."""
     notes: dict[str, list[str]] = {}
     for row in rows:
-        for note in (row["note"], costs.get((row["variant"], row["task"]))):
-            if is_known(note):
-                notes.setdefault(str(note), []).append(quoted(row["variant"]))
+        if is_known(row["note"]):
+            notes.setdefault(str(row["note"]), []).append(quoted(row["variant"]))
     return [Items([f"{listed(names)}: {note}" for note, names in notes.items()])] if notes else []
 
 
-def _verdict_row(found: Findings, row: dict[Any, Any]) -> list[Cell]:
+def _verdict_row(found: Findings, row: dict[Any, Any], costs: dict[str, float] | None) -> list[Cell]:
     is_base = row["variant"] == found.document["baseline"]
     open_ = row["verdict"] == "undecided" and is_known(row["seeds_needed"])
     size, between = with_interval(row["difference"], row["low"], row["high"], 3, bound=row["bound"])
     return [
         Cell(f"{row['variant']} (baseline)" if is_base else versus(found.document, row["variant"])),
-        Cell(ABSENT) if is_base else _verdict_cell(row),
+        Cell(ABSENT) if is_base else _verdict_cell(row, costs),
         Cell(decimal(row["score"])),
         Cell(decimal(row["baseline_score"])),
         Cell(size),
@@ -299,20 +319,6 @@ def _needed(row: dict[Any, Any], fewest: int) -> str:
     if row["seeds_needed"] < MOST_SEEDS:
         return f"{int(row['seeds_needed'])}"
     return f"≥ {fewest if row['seeds'] < fewest else MOST_SEEDS}"
-
-
-def _unequal_costs(found: Findings) -> dict[tuple[str, str], str]:
-    """What a reader must know of each variant's cost beside its score; wall time, being noisy, stays in the ledger."""
-    bases = {(row["variant"], row["task"]): row for row in records(found.ledger)}
-    notes = {}
-    for row in records(found.ledger):
-        changes = deviations(row, bases[reference_of(found.document, row["variant"]), row["task"]])
-        parts = [
-            f"{LABELS[name]} {changes[name]}" for name in ("parameters", "flops", "tokens", "steps") if name in changes
-        ]
-        if parts:
-            notes[row["variant"], row["task"]] = f"Unequal cost: {', '.join(parts)}."
-    return notes
 
 
 def _how_to_read(found: Findings) -> list[str]:
@@ -337,9 +343,15 @@ def _how_to_read(found: Findings) -> list[str]:
 
 
 def _limits(found: Findings) -> list[str]:
-    """What bounds and ties mean, where there are any."""
+    """What unequal costs, bounds and ties mean, where there are any."""
     timed = found.document["score"] == LEARNING_TIME
     items = []
+    if found.verdicts["unequal"].map(is_known).any():
+        items.append(
+            "at unequal …: these costs are more than 5 % off those of what the variant is compared with, so that the "
+            "verdict cannot tell the component from its cost. Wall time, peak memory and KV cache are marked under "
+            "What it cost alone."
+        )
     if found.verdicts["bound"].isin(("≥", "≤", "≈")).any():
         items.append(
             "≥ at least, ≤ at most: a run that never learned counts as 1, the end of its training, although it would "
@@ -421,6 +433,7 @@ def _ledger(found: Findings) -> list[Block]:
     if not found.ledger["runs"].any():
         return [Text("No run has finished yet.")]
     rows = []
+    shown = [name for name in LEDGER if (found.ledger[name] > 0).any()]
     bases = {(row["variant"], row["task"]): row for row in records(found.ledger)}
     for row in records(found.ledger):
         changes = deviations(row, bases[reference_of(found.document, row["variant"]), row["task"]])
@@ -429,19 +442,36 @@ def _ledger(found: Findings) -> list[Block]:
                 Cell(row["task"]),
                 Cell(row["variant"]),
                 Cell(str(row["runs"])),
-                *(_cost_cell(name, row[name], changes.get(name, "")) for name in LEDGER),
+                *(_cost_cell(name, row[name], changes.get(name, "")) for name in shown),
                 Cell(row["attention_backend"] or ABSENT),
                 Cell(row["attention_reason"] or ABSENT),
                 Cell(" ".join(x for x in (row["device"], row["precision"]) if x) or ABSENT),
             ]
         )
-    columns = ["task", "variant", "runs", *(LABELS[name] for name in LEDGER), "attention kernel", "why", "device"]
+    columns = ["task", "variant", "runs", *(LABELS[name] for name in shown), "attention kernel", "why", "device"]
     caption = (
         "Medians over finished runs. ≠ marks what is more than 5 % off what the variant is compared with. "
         "Wall time is that of training and depends on what else the machine did; FLOPs are counted, "
         "attention in full."
     )
+    if "inference_flops" in shown or "cache_bytes" in shown:
+        where = _longest(found.document)
+        caption += f" Inference FLOPs (one forward pass) and KV cache are those of one sequence {where}."
+    caption += " Tuning budget: none, no variant has settings of its own from a sweep." * ("tuning_trials" not in shown)
     return [Table(columns, rows, caption)]
+
+
+def _longest(document: dict[str, Any]) -> str:
+    """`at the longest test length, 20`: where `cost.inference_costs` counts, task by task where these differ."""
+    ends = {
+        task: f"at the longest test length, {max(tests)}"
+        if (tests := document["test_lengths"].get(task))
+        else f"at the longest training length, {document['train_lengths'][task][-1]}"
+        for task in document["tasks"]
+    }
+    if len(set(ends.values())) == 1:
+        return next(iter(ends.values()))
+    return "; ".join(f"on {task} {end}" for task, end in ends.items())
 
 
 def _cost_cell(name: str, value: Any, change: str) -> Cell:

@@ -9,7 +9,7 @@ import pandas as pd
 from harness.results import IN_DISTRIBUTION, LEARNING_TIME
 from harness.schema import flatten
 from harness.stats import summary_interval
-from harness.wording import PENDING, ranges, unequal
+from harness.wording import PENDING, excess, listed, percent, ranges, unequal
 
 if TYPE_CHECKING:
     from harness.results import StudyData
@@ -18,7 +18,22 @@ CELL = ["variant", "task"]
 RUN = ["variant", "task", "seed"]
 SCORES = ["variant", "task", "seed", "length", "metric", "value"]
 RUNS = ["study", *RUN, "status", "cause", "fingerprint", "mlflow_run_id"]
-LEDGER = ("parameters", "flops", "tokens", "steps", "wall_seconds", "peak_memory_bytes")
+LABELS = {  # of every cost in the ledger
+    "parameters": "parameters",
+    "active_parameters": "active parameters",
+    "flops": "training FLOPs",
+    "inference_flops": "inference FLOPs",
+    "tokens": "training tokens",
+    "steps": "steps",
+    "wall_seconds": "wall time",
+    "peak_memory_bytes": "peak memory",
+    "cache_bytes": "KV cache",
+    "tuning_trials": "tuning budget",
+}
+LEDGER = tuple(LABELS)
+# A verdict at other amounts of these says so. Time and memory are noisy and a cache is often the very point: the ledger
+# marks them.
+STATED = ("parameters", "active_parameters", "flops", "inference_flops", "tokens", "steps")
 WORDS = ("attention_backend", "attention_reason", "device", "precision")
 
 
@@ -95,11 +110,11 @@ def verdicts(data: "StudyData", compared: pd.DataFrame) -> pd.DataFrame:
     `score` and `baseline_score` (that of `reference`) are means over the pairs, so that `difference` is their
     difference; the baseline's own row is over all its seeds. `bound` is that of `bounds`. Ties (`failure_bound`,
     `note`) stand beside *undecided* alone: a pair ties within half a margin of an end of the scale, and a difference
-    smaller than that may be significant all the same.
+    smaller than that may be significant all the same. `unequal` names the costs (`STATED`) that the verdict stands at.
     """
     document = data.document
     scores = data.primary().merge(gate_passed(data), on=RUN, how="left")
-    notes, limits = _ceiling_notes(data), bounds(data)
+    notes, limits, costs = _ceiling_notes(data), bounds(data), unequal_costs(ledger(data), document)
     rows = []
     for task in document["tasks"]:
         for variant in variants_of(document):
@@ -113,11 +128,12 @@ def verdicts(data: "StudyData", compared: pd.DataFrame) -> pd.DataFrame:
             both = own.set_index("seed")["score"].to_frame().assign(theirs=theirs.set_index("seed")["score"]).dropna()
             row |= {"score": both["score"].mean(), "baseline_score": both["theirs"].mean(), "seeds": len(both)}
             row |= {"bound": limits.get((variant, task), "")} | _compared(compared, variant, task)
+            row["unequal"] = _marked({name: percent(share) for name, share in costs.get((variant, task), {}).items()})
             rows.append(row | (notes.get((variant, task), {}) if row["verdict"] == "undecided" else {}))
     columns = [
         "task", "variant", "reference", "seeds", "score", "baseline_score", "bound", "difference", "low", "high", "p",
         "p_holm", "effect_size", "verdict", "seeds_needed", "gate_passed", "gate_of", "gated_score", "failure_bound",
-        "note",
+        "note", "unequal",
     ]  # fmt: skip
     return pd.DataFrame(rows, columns=columns)
 
@@ -261,8 +277,7 @@ def ledger(data: "StudyData") -> pd.DataFrame:
             costs[variant] |= {name: _distinct(own, name) for name in WORDS}
         for variant, row in costs.items():
             changes = deviations(row, costs[reference_of(data.document, variant)])
-            unequal = "; ".join(f"{name} {change}" for name, change in changes.items())
-            rows.append({"task": task, "variant": variant, **row, "unequal": unequal})
+            rows.append({"task": task, "variant": variant, **row, "unequal": _marked(changes)})
     return pd.DataFrame(rows, columns=["task", "variant", "runs", *LEDGER, *WORDS, "unequal"])
 
 
@@ -270,6 +285,34 @@ def deviations(row: dict[str, Any], base: dict[str, Any]) -> dict[str, str]:
     """The costs that are far from the baseline's, as `+12 %`."""
     marks = {name: unequal(row[name], base[name]) for name in LEDGER}
     return {name: mark for name, mark in marks.items() if mark}
+
+
+def _marked(changes: dict[str, str]) -> str:
+    return "; ".join(f"{name} {change}" for name, change in changes.items())
+
+
+def unequal_costs(ledger: pd.DataFrame, document: dict[str, Any]) -> dict[tuple[str, str], dict[str, float]]:
+    """Of (variant, task): by which shares its costs exceed those of what it is compared with, for costs that are
+    `STATED` and unequal; only cells that have some. Where every parameter is active they are named once.
+    """
+    rows = {(row["variant"], row["task"]): row for row in records(ledger)}
+    found = {}
+    for (variant, task), row in rows.items():
+        base = rows[reference_of(document, variant), task]
+        shares = {name: excess(row[name], base[name]) for name in STATED}
+        if shares["active_parameters"] == shares["parameters"]:
+            del shares["active_parameters"]
+        if any(shares.values()):
+            found[variant, task] = {name: share for name, share in shares.items() if share}
+    return found
+
+
+def at_unequal(shares: dict[str, float]) -> str:
+    """`at unequal parameters (+12 %), training FLOPs and inference FLOPs (+9 %)`."""
+    groups: dict[str, list[str]] = {}
+    for name, share in shares.items():
+        groups.setdefault(percent(share), []).append(LABELS[name])
+    return f"at unequal {', '.join(f'{listed(names)} ({change})' for change, names in groups.items())}"
 
 
 def _middle(runs: pd.DataFrame, name: str) -> float:
