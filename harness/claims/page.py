@@ -16,7 +16,7 @@ MEANINGS = {
     "depends": "parts of it hold and parts fail",
     "undecided": "something that it says is open",
 }
-BEGIN, END = "<!-- claims: `harness claims --publish` prints this -->", "<!-- /claims -->"
+BEGIN, END = "<!-- claims: the head of results/reference/claims.md -->", "<!-- /claims -->"
 
 
 def row(judged: Judged, family: Family) -> dict[str, Any]:
