@@ -681,7 +681,7 @@ def _show_claims(shown: "list[Judged]", document: dict[str, Any], *, whole: bool
     _say(f"of {document['summary']['claims']} claims: {_counted({v: len(ids) for v, ids in verdicts.items()})}")
     _say(
         f"{family['tests']} comparisons are corrected as one family (false discovery rate {family['alpha']}), which "
-        f"takes {family['lost_to_the_correction']} of {family['shown_by_their_studies']} differences away"
+        f"takes {family['lost_to_the_correction']} of {family['differences_before']} differences away"
     )
     _say(*document["files"])
 

@@ -5,7 +5,8 @@ correction is Benjamini and Hochberg's and not Holm's, which every study uses wi
 seeds is 1/256 at the least, which Holm lets pass with 12 comparisons and never with the family's several dozen, so that
 no claim could be decided whatever its difference is. What a reader takes from a list of verdicts is how many of them
 are wrong, and that is what the false discovery rate bounds. A difference counts only if its study shows it by Holm
-*and* it survives here; what Holm over the family would leave is said beside it.
+*and* it survives here (contrasts, which no study makes, have this correction alone); what Holm over the family would
+leave is said beside it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +32,7 @@ class Family:
     Attributes:
         p: raw, by the test's name; 1 for what is planned and not there.
         corrected: Benjamini–Hochberg, by the test's name.
-        shown: names of the tests whose study shows a difference.
+        shown: names of the tests that show a difference before it: within their study, or (contrasts) by themselves.
     """
 
     p: Mapping[tuple[str, ...], float]
@@ -45,7 +46,7 @@ class Family:
 
     @property
     def lost(self) -> int:
-        """Differences that their study shows and that the correction takes away."""
+        """Differences found before it that the correction takes away."""
         return sum(not self.corrected[name] <= ALPHA for name in self.shown)
 
     @property

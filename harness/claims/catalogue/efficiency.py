@@ -82,7 +82,7 @@ CLAIMS = (
         id="E16",
         where="ev 5.2",
         sentence="A window costs O(n·w), and fails at exact retrieval from afar.",
-        right="Afar is beyond layers × (w − 1) tokens; within that reach nothing is lost.",
+        right="Afar is beyond layers × (w − 1) tokens, which is how far back a window sees.",
         settled_by=(
             Compared(
                 of="a window of 4 fails beyond its reach",
