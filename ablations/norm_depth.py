@@ -1,6 +1,6 @@
 """Is Post-LN unstable when deep, and does warm-up mend it?
 
-Bears on E22 (Post-LN is unstable when deep and needs warm-up; Pre-LN needs less, or none): depth (2, 8) × placement ×
+Bears on E22 (deep Post-LN is unstable and needs warm-up; Pre-LN less, or none) and E24: depth (2, 8) × placement ×
 warm-up × learning rate (two: no bound is searched), no clipping. Warm-up is compared with none, Post-LN with Pre-LN.
 """
 
@@ -13,7 +13,7 @@ post, deep = {"model.norm_placement": PostNorm()}, {"model.num_layers": 8}
 warm, fast = {"train.schedule.warmup": 0.1}, {"train.learning_rate": 0.01}
 
 ablation = Ablation(
-    question="Is Post-LN unstable when deep, and does warm-up mend it?", claims=("E22",),
+    question="Is Post-LN unstable when deep, and does warm-up mend it?", claims=("E22", "E24"),
     why="On a pilot seed two layers learned at both rates or came to .94; with eight, Post-LN learned nothing at .003 "
     "without warm-up, came to .96 with it, and learned nothing at .01 either way, while Pre-LN came to .85 or more.",
     model=core, tasks={"copy": Copy(lengths=short)}, baseline="Pre, .003",

@@ -200,6 +200,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         nargs="+",
         help="runs (fingerprint, MLflow run id or folder), or studies (name in the results folder, or folder)",
     )
+    _claims_options(command("claims", commands.claims, "Judge the articles' claims by what the records hold."))
     one = command("doctor", commands.doctor, "Show what works on this machine and what does not.")
     _add_tracking(one)
     one = command("dashboard", commands.dashboard, "Serve MLflow's pages on the local store, to this machine only.")
@@ -274,6 +275,22 @@ def _sweep_options(parser: Parser) -> None:
         "--storage",
         metavar="URL",
         help="a database that several machines share (postgresql+psycopg://user@host/name); default: a file",
+    )
+    _add_machine(parser)
+
+
+def _claims_options(parser: Parser) -> None:
+    parser.add_argument("ids", metavar="ID", nargs="*", help="only these, one of them whole (E37); default: all")
+    parser.add_argument(
+        "--run",
+        dest="lacking",  # `run` is the command's function
+        action="store_true",
+        help="train the studies that are missing and run the tests behind laws, then judge",
+    )
+    parser.add_argument(
+        "--publish",
+        action="store_true",
+        help="write claims.md and claims.json into DIR/reference, from published records alone, to be committed",
     )
     _add_machine(parser)
 

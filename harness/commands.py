@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from harness.claims import Judged
     from harness.conduct import Outcome
     from harness.forecast import Forecast
     from harness.locate import Found
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from harness.study import Plan
     from harness.sweep import SweepOutcome
 
-DONE, INCOMPLETE = 0, 1
+DONE, INCOMPLETE, INTERRUPTED = 0, 1, 130
 NO_STUDY = "there is no study in {}"
 
 
@@ -626,6 +627,84 @@ def _show_comparison(found: dict[str, Any]) -> None:
         if each.rows:
             out.print(table(each.columns, each.rows, gap=gap))
         below = bool(each.rows)
+
+
+def claims(options: "Namespace") -> Answer:
+    """What the records say of the articles' claims; with `--run` after what they lack was run."""
+    with importing():
+        from harness.claims import CLAIMS, Records, judge, publish, row, summary
+
+    wanted = [_claim_id(given, list(CLAIMS)) for given in options.ids] or list(CLAIMS)
+    if options.publish and options.ids:
+        raise UserError("--publish writes all claims; leave out " + ", ".join(options.ids))
+    code = _run_claims(options, wanted) if options.lacking else DONE
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    files = [str(path) for path in publish(options.results)] if options.publish else []
+    judged, family = judge(Records(options.results, published_only=options.publish))
+    shown = [each for each in judged if each.claim.id in wanted]
+    document = {
+        "summary": summary(judged, family),
+        "claims": [row(each, family) for each in shown],
+        "files": files,
+    }
+    return Answer(document, lambda: _show_claims(shown, document, whole=len(options.ids) == 1), code)
+
+
+def _claim_id(given: str, known: list[str]) -> str:
+    if given.upper() not in known:
+        raise UserError(f"there is no claim {given!r}; {nearest(given, known)}")
+    return given.upper()
+
+
+def _run_claims(options: "Namespace", wanted: list[str]) -> int:
+    """Run what the records of some claims lack: studies with their quick budget, then the tests behind laws; the exit
+    code, 130 where a study was interrupted.
+    """
+    from harness.claims import CLAIMS, Records, judge, laws, laws_of, missing_studies
+    from harness.conduct import run_study
+    from harness.locate import find_ablation
+    from harness.progress import watch
+    from harness.tracking import without_password
+
+    judged, _ = judge(Records(options.results), [CLAIMS[name] for name in wanted])
+    code = DONE
+    for name in missing_studies(judged):
+        with watch(options.results / name, sys.stderr) as display:
+            outcome = run_study(
+                find_ablation(name).ablation,
+                name=name,
+                budget="quick",
+                jobs=options.jobs,
+                device=options.device,
+                tracking_uri=options.tracking_uri,
+                results=options.results,
+                display=display,
+                command=without_password(options.typed),
+            )
+        if outcome.interrupted:
+            return outcome.exit_code
+        code = max(code, outcome.exit_code)
+    outcomes = laws.run(laws_of(judged), options.results)
+    return max(code, INCOMPLETE if any(found["outcome"] == "failed" for found in outcomes.values()) else DONE)
+
+
+def _show_claims(shown: "list[Judged]", document: dict[str, Any], *, whole: bool) -> None:
+    from harness.claims import effect, lines
+    from harness.progress import console, table
+
+    if whole:
+        _say(*lines(shown[0]))
+        return
+    rows = [[each.claim.id, each.verdict, effect(each.headline), each.claim.sentence] for each in shown]
+    console(sys.stdout).print(table(["claim", "verdict", ">effect", "what it says…"], rows))
+    verdicts, family = document["summary"]["verdicts"], document["summary"]["family"]
+    _say(f"of {document['summary']['claims']} claims: {_counted({v: len(ids) for v, ids in verdicts.items()})}")
+    _say(
+        f"{family['tests']} comparisons are corrected as one family (false discovery rate {family['alpha']}), which "
+        f"takes {family['lost_to_the_correction']} of {family['differences_before']} differences away"
+    )
+    _say(*document["files"])
 
 
 def doctor(options: "Namespace") -> Answer:

@@ -280,6 +280,19 @@ def holm(p_values: npt.ArrayLike) -> Floats:
     return corrected
 
 
+def false_discovery(p_values: npt.ArrayLike) -> Floats:
+    """Benjamini and Hochberg's step-up correction: the i-th smallest of m becomes min_{j ≥ i} m p_j / j, at most 1.
+
+    Of the differences that are at most α, an α-th is expected to be none, where tests are independent or depend on each
+    other positively (1995); of two-sided tests of correlated means, too (Reiner-Benaim 2007).
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(p, kind="stable")[::-1]
+    corrected = np.empty_like(p)
+    corrected[order] = np.minimum(1.0, np.minimum.accumulate(p[order] * p.size / np.arange(p.size, 0, -1)))
+    return corrected
+
+
 def clopper_pearson(failures: int, n: int, alpha: float = 0.05) -> tuple[float, float]:
     """Exact two-sided 1 − α interval of a rate, from `failures` in `n`; (0, 1) if n is 0.
 

@@ -67,7 +67,7 @@ def test_the_snippets_of_the_method_run(tmp_path: Path) -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page in ("README.md", "docs/method.md", "docs/own-component.md"):
+    for page in ("README.md", "docs/method.md", "docs/own-component.md", "results/reference/claims.md"):
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / page).read_text()):
             assert ((ROOT / page).parent / target).exists(), f"{page}: {target}"
 

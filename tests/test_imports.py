@@ -22,6 +22,7 @@ FORBIDDEN = {
     "harness.stats": (HEAVY | {"harness.spec"}) - {"pandas", "scipy"},
     "harness.report": LEARNING,
     "harness.comparison": LEARNING | {"seaborn", "matplotlib", "rich"},
+    "harness.claims": LEARNING | {"seaborn", "matplotlib", "rich"},
     "harness.attention_map": LEARNING | {"seaborn"},
     "harness.tracking": LEARNING - {"mlflow"},
     "harness.progress": LEARNING | {"seaborn"},

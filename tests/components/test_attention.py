@@ -193,6 +193,15 @@ def test_no_weight_leaks_ahead_in_any_type(dtype: torch.dtype) -> None:
         assert not weights.triu(1).any()
 
 
+def test_minus_1e9_is_a_mask_in_wide_types_alone() -> None:
+    # CLAIMS E41: fp16 ends at 65 504.
+    logits, hidden = torch.full((1, 2), 100.0), torch.tensor([[False, True]])
+    for dtype in (torch.float32, torch.bfloat16):
+        assert logits.to(dtype).masked_fill(hidden, -1e9).softmax(-1).tolist() == [[1, 0]]
+    with pytest.raises(RuntimeError, match="overflow"):
+        logits.half().masked_fill(hidden, -1e9)
+
+
 def test_huge_logits_neither_overflow_nor_vanish() -> None:
     query = key = torch.eye(4)[None, None] * 1e4
     value = torch.randn(1, 1, 4, 4)
@@ -824,6 +833,15 @@ def test_latent_attention_has_these_parameters() -> None:
 
 
 # --- masks of the wrong shape ----------------------------------------------------------------------------------------
+
+
+def test_a_mask_without_a_dimension_for_heads_masks_other_heads() -> None:
+    # CLAIMS E40, in torch as the derivation writes it: to hide all of sequence 1 hides head 1 of every sequence.
+    logits, hidden = torch.zeros(2, 2, 3, 3), torch.tensor([False, True])[:, None, None].expand(2, 3, 3)
+    assert logits.masked_fill(hidden, -1)[:, :, 0, 0].tolist() == [[0, -1], [0, -1]]
+    assert logits.masked_fill(hidden[:, None], -1)[:, :, 0, 0].tolist() == [[0, 0], [-1, -1]]
+    with pytest.raises(RuntimeError, match="must match the size"):  # more sequences than heads show it at least
+        torch.zeros(3, 2, 3, 3).masked_fill(torch.ones(3, 3, 3, dtype=torch.bool), -1)
 
 
 def test_a_mask_without_a_dimension_for_heads_is_refused() -> None:
