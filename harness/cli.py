@@ -234,7 +234,9 @@ def _study_options(parser: Parser) -> None:
         choices=("decided",),
         help="give what is undecided more seeds, twice as many each time, up to the cap, at the same error rate",
     )
-    parser.add_argument("--cap", type=_count, metavar="N", help="most seeds with --until; default: 4 times --seeds")
+    parser.add_argument(
+        "--cap", type=_count, metavar="N", help="most seeds with --until; default: 4 times as many as at first"
+    )
     parser.add_argument(
         "--tuned",
         action="store_true",

@@ -100,9 +100,12 @@ def _cap(options: "Namespace", found: "Found") -> int | None:
         return None
     if options.cap is not None:
         return int(options.cap)
+    from harness.stats import fewest_seeds
     from harness.study import PILOT_SEED
 
-    return min(PILOT_SEED, 4 * (options.seeds or found.ablation.budget(options.budget).seeds))
+    seeds = options.seeds or found.ablation.budget(options.budget).seeds
+    comparisons = (len(found.ablation.variants) - 1) * len(found.ablation.tasks)
+    return min(PILOT_SEED, max(4 * seeds, fewest_seeds(4 * comparisons)))  # so many looks at most, mostly three
 
 
 def _tuned(options: "Namespace", found: "Found") -> "tuple[Found, dict[str, Any]]":

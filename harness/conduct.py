@@ -25,6 +25,7 @@ from harness.results import ENDED, load_study, planned_data
 from harness.schema import UserError, quoted, shown
 from harness.stats import fewest_seeds
 from harness.study import PILOT_SEED, Ablation, Device, Plan, earlier_plan, make_plan, name_store, survey, write_plan
+from harness.wording import listed
 
 if TYPE_CHECKING:
     from harness.tracking import Mirror
@@ -137,8 +138,10 @@ def run_study(
         check_comparisons(plan)
     make_writable(folder)
     with locked(folder, plan.name), heeded() as signals:
+        check_looks(plan, folder)
         plan = reached(plan, folder)
         states, notices = survey(plan, folder)
+        notices += left_out(plan, folder)
         notices += unexamined(states, folder) if diagnose else []
         display.begin(plan, states, notices + undecidable(plan))
         store = without_password(mirror.uri)
@@ -166,6 +169,31 @@ def reached(plan: Plan, folder: Path) -> Plan:
             break
         plan = wider
     return plan
+
+
+def check_looks(plan: Plan, folder: Path) -> None:
+    """Raise `UserError` where a study has looked at its verdicts by another plan: its error rate holds for that one."""
+    before = earlier_plan(folder)
+    same = {run["fingerprint"] for run in before.get("runs", ())} & {cell.fingerprint for cell in plan.cells}
+    looks = before.get("looks")
+    if looks and same and looks != list(plan.looks):
+        raise UserError(
+            f"{plan.name} looks at its verdicts after {listed([str(look) for look in looks])} seeds, and its error "
+            f"rate holds for these alone: go on with --seeds {looks[0]} --until decided --cap {looks[-1]}, or name "
+            f"another folder with --results"
+        )
+
+
+def left_out(plan: Plan, folder: Path) -> list[str]:
+    """A notice where the last plan had more seeds of the same runs: the report will not show them."""
+    before = earlier_plan(folder)
+    cells = {cell.fingerprint for cell in plan.cells}
+    runs = before.get("runs", [])
+    more = [run for run in runs if run["fingerprint"] not in cells]
+    ended = sum((folder / "runs" / run["fingerprint"] / "record.json").exists() for run in more)
+    if not ended or plan.looks or not cells < {run["fingerprint"] for run in runs}:
+        return []
+    return [f"{ended} runs of more seeds have ended and are left out; --seeds {len(before['seeds'])} counts them"]
 
 
 def rounds(

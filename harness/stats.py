@@ -183,13 +183,15 @@ def contrasts(
     margin: float,
     higher_is_better: bool = True,
     alpha: float = 0.05,
+    looks: int = 1,
 ) -> pd.DataFrame:
     """Test weighted sums of variants, seed by seed: main effects and interactions of a factorial study.
 
     `weights` gives each contrast the weights of its variants, which sum to zero: {a: 1, b: −1} is what `compare` tests;
     {ab: 1, a: −1, b: −1, none: 1} is an interaction, how far two changes together differ from the sum of each alone. A
     seed counts where every variant of the contrast has a score. Ties, tests, verdicts, corrections over all contrasts ×
-    tasks: those of `compare`, and so are the columns, `variant` being the contrast.
+    tasks: those of `compare`, and so are the columns, `variant` being the contrast. Scores of a study that stopped at
+    one of several `looks` are tested with that look's share of α, as in `compare_in_turn`.
 
     Raises:
         UserError: as `compare`; a variant that no score belongs to; weights that do not sum to zero, or are all zero.
@@ -212,7 +214,8 @@ def contrasts(
             theirs = sum((-w * grid[i, j, scored] for i, w in arm.items() if w < 0), start=np.zeros(int(scored.sum())))
             row = _summarise(_Arms(name, task, ours, theirs, has_ends), margin / size)
             rows.append(replace(row, mean=row.mean * size, spread=row.spread * size, tied_mean=row.tied_mean * size))
-    return _table(rows, holm([row.p for row in rows]), margin, higher_is_better, alpha)
+    corrected = np.minimum(1.0, holm([row.p for row in rows]) * looks)
+    return _table(rows, corrected, margin, higher_is_better, alpha, looks=looks)
 
 
 def ceilings(
@@ -314,12 +317,13 @@ def fewest_seeds(comparisons: int, alpha: float = 0.05) -> int:
 def summary_interval(values: npt.ArrayLike, alpha: float = 0.05) -> tuple[float, float, float]:
     """Mean and its 1 − α t interval, (mean, low, high), over the finite values.
 
-    All NaN without a value, low and high NaN with one. It may leave the scale: a t interval knows no ends.
+    All NaN without a value, low and high NaN with one or two: of two the interval is ±12.7 times their half distance,
+    wider than most scales. It may leave the scale: a t interval knows no ends.
     """
     usable = _drop_unusable(np.asarray(values, dtype=np.float64))
     usable = usable[~np.isnan(usable)]
     mean = float(usable.mean()) if usable.size > 0 else math.nan
-    spread = float(usable.std(ddof=1)) if usable.size > 1 else math.nan
+    spread = float(usable.std(ddof=1)) if usable.size > 2 else math.nan
     half_width = _half_width(spread, usable.size, alpha / 2)
     return mean, mean - half_width, mean + half_width
 

@@ -20,7 +20,7 @@ from small_study import small
 
 from harness.cli import main
 from harness.components.attention import SlidingWindow
-from harness.conduct import Nobody, locked, reached, resolve_jobs, run_study, unexamined
+from harness.conduct import Nobody, left_out, locked, reached, resolve_jobs, run_study, unexamined
 from harness.engine import Ended, Event
 from harness.progress import PlainLines, console
 from harness.record import RunRecord, Score
@@ -230,6 +230,9 @@ def test_a_study_until_decided_goes_on_where_it_was_interrupted(tmp_path: Path) 
     assert "after 2 and 4 seeds" in page
     assert "up to 4 seeds" in page
     assert run_study(ablation, name="small", budget="smoke", cap=4, results=tmp_path).unchanged
+    for other in ({"cap": 8}, {"seeds": 3, "cap": 4}, {"seeds": 4}, {}):  # what was seen would choose when to stop
+        with pytest.raises(UserError, match=r"after 2 and 4 seeds.*--seeds 2 --until decided --cap 4"):
+            run_study(ablation, name="small", budget="smoke", results=tmp_path, **other)
 
 
 def test_a_cap_that_leaves_no_second_look_and_a_pilot_are_refused(tmp_path: Path) -> None:
@@ -238,6 +241,18 @@ def test_a_cap_that_leaves_no_second_look_and_a_pilot_are_refused(tmp_path: Path
     with pytest.raises(UserError, match="a pilot decides nothing"):
         run_study(small(), budget="smoke", cap=8, pilot=True, results=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_runs_of_more_seeds_that_a_plan_leaves_out_are_named(finished: tuple[Path, Watcher]) -> None:
+    folder = finished[0] / "small"
+    document = json.loads((folder / "study.json").read_text())
+    fewer = make_plan("small", small(), budget="smoke", seeds=1, device="cpu")
+    left = len(document["runs"]) - len(fewer.cells)
+    assert left_out(fewer, folder) == [
+        f"{left} runs of more seeds have ended and are left out; --seeds {len(document['seeds'])} counts them"
+    ]
+    same = make_plan("small", small(), budget="smoke", seeds=len(document["seeds"]), device="cpu")
+    assert left_out(same, folder) == []
 
 
 def test_the_number_of_workers_changes_no_bit(finished: tuple[Path, Watcher], tmp_path: Path) -> None:

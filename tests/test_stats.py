@@ -163,6 +163,7 @@ def test_summary_interval_is_the_t_interval():
     assert summary_interval([*values, math.nan]) == pytest.approx((values.mean(), theirs.low, theirs.high))
     assert summary_interval([]) == pytest.approx((math.nan,) * 3, nan_ok=True)
     assert summary_interval([0.25]) == pytest.approx((0.25, math.nan, math.nan), nan_ok=True)
+    assert summary_interval([0.25, 0.75]) == pytest.approx((0.5, math.nan, math.nan), nan_ok=True)
 
 
 # Laws
@@ -549,6 +550,17 @@ def test_an_interaction_is_a_difference_of_differences():
     assert (row["low"], row["high"]) == pytest.approx(tuple(test.confidence_interval(0.95)))
     assert table["verdict"].tolist() == ["better", "better"]
     assert table.loc["a", "difference"] == pytest.approx((0.8 + 0.3 - 0.4 - 0.2) / 2, abs=0.02)
+
+
+def test_a_contrast_of_a_study_with_looks_has_one_look_s_share():
+    arms = {"a": noisy(0, 0.3, 0.02), "b": noisy(1, 0.35, 0.02)}
+    weights = {"b": {"b": 1, "a": -1}}
+    alone, shared = (only(contrasts(study(arms), weights, 0.05, looks=looks)) for looks in (1, 3))
+    assert shared["p_holm"] == pytest.approx(min(1, 3 * alone["p_holm"]))
+    assert_frame_equal(
+        contrasts(study(arms), weights, 0.1, looks=2),
+        compare_in_turn(study(arms), "a", 0.1, [8, 16]).drop(columns="looked"),
+    )
 
 
 def test_additive_changes_have_no_interaction():

@@ -192,7 +192,7 @@ def _correction(family: Family) -> str:
     return (
         f"{counted(family.size, 'comparison')} of trained models stand behind the claims. They are corrected as one "
         f"family, beyond the correction within each study: false discovery rate {ALPHA:g} (Benjamini–Hochberg). Of "
-        f"{len(family.shown)} differences found before it {_taken(family.lost)}. Holm's correction of the whole "
+        f"{len(family.shown)} differences found before it, {_taken(family.lost)}. Holm's correction of the whole "
         f"family would leave {family.left_by_holm}: it asks for {family.most_seeds} seeds before any difference can "
         "survive so many tests. *Equivalent*, and what is read off an interval (a score, a share of runs, a curve), is "
         "not corrected."

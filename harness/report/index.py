@@ -59,11 +59,10 @@ def as_markdown(found: Iterable[PublishedAnswer]) -> str:
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for each in found:
         decided = [", ".join(map(markdown, each.verdicts[verdict])) for verdict in DECIDED]
-        left = [f"{len(each.verdicts[label])} {label}" for label in OPEN if each.verdicts[label]]
+        tied, count = len(each.verdicts[TIED]), sum(len(each.verdicts[label]) for label in OPEN)
+        left = f"{count} undecided{f', {tied} of them {TIED}' * bool(tied)}" if count else ""
         link = f"[{markdown(each.question)}]({each.folder}/report.md)"
-        lines.append(
-            f"| {' | '.join([link, markdown(quoted(each.baseline)), *decided, ', '.join(left), each.missed_gate])} |"
-        )
+        lines.append(f"| {' | '.join([link, markdown(quoted(each.baseline)), *decided, left, each.missed_gate])} |")
     return "\n".join(lines)
 
 

@@ -47,6 +47,7 @@ from harness.wording import (
     with_interval,
 )
 
+SMOKE = "smoke"  # the name of the budget that tests use
 SYMBOLS = {"better": "▲", "worse": "▼", "equivalent": "=", "undecided": "?"}
 UNLIKE = "≠"
 COSTS: dict[str, Callable[[float], str]] = {
@@ -113,6 +114,8 @@ def _state(found: Findings) -> str:
     left, total = pending(found.data), len(found.data.runs)
     if found.data.is_pilot:
         return "Pilot: its seeds choose settings and conclude nothing, so that every comparison stays undecided."
+    if found.document["budget"] == SMOKE:
+        return "Smoke: a budget for trying that everything works. Its models have hardly been trained."
     if left:
         return f"Preliminary: {total - left} of {total} runs have ended. Verdicts may change until the last one has."
     return ""
@@ -315,7 +318,11 @@ def _verdict_row(found: Findings, row: dict[Any, Any], costs: dict[str, float] |
 
 
 def _needed(row: dict[Any, Any], fewest: int) -> str:
-    """How many seeds would decide it; where nothing is known of that, the fewest that can, if there are less."""
+    """How many seeds would decide it; where nothing is known of that, the fewest that can, if there are less. Ties are
+    not decided by seeds.
+    """
+    if is_known(row["note"]):
+        return "another setting"
     if row["seeds_needed"] < MOST_SEEDS:
         return f"{int(row['seeds_needed'])}"
     return f"≥ {fewest if row['seeds'] < fewest else MOST_SEEDS}"

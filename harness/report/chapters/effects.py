@@ -23,7 +23,7 @@ import pandas as pd
 from harness.report.blocks import Block, Cell, Table, Text
 from harness.report.chapters.chapter import Chapter
 from harness.report.figures import Picture
-from harness.report.tables import Findings, records, variants_of
+from harness.report.tables import Findings, number_of_looks, records, variants_of
 from harness.schema import canonical_json, is_within
 from harness.stats import contrasts
 from harness.wording import ABSENT, is_known, listed, plain, probability, with_interval
@@ -128,7 +128,8 @@ def contrasted(found: Findings) -> pd.DataFrame:
         return pd.DataFrame()
     named = {f"{effect.kind}: {effect.name}": effect for effect in effects}
     weights = {name: effect.weights for name, effect in named.items()}
-    table = contrasts(found.data.primary(), weights, document["margin"], document["higher_is_better"])
+    looks = number_of_looks(document)
+    table = contrasts(found.data.primary(), weights, document["margin"], document["higher_is_better"], looks=looks)
     if found.data.is_pilot:
         table = table.assign(verdict="undecided")
     columns = {
