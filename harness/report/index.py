@@ -60,7 +60,8 @@ def as_markdown(found: Iterable[PublishedAnswer]) -> str:
     for each in found:
         decided = [", ".join(map(markdown, each.verdicts[verdict])) for verdict in DECIDED]
         tied, count = len(each.verdicts[TIED]), sum(len(each.verdicts[label]) for label in OPEN)
-        left = f"{count} undecided{f', {tied} of them {TIED}' * bool(tied)}" if count else ""
+        share = "all" if tied == count else f"{tied} of them"
+        left = f"{count} undecided{f', {share} {TIED}' * bool(tied)}" if count else ""
         link = f"[{markdown(each.question)}]({each.folder}/report.md)"
         lines.append(f"| {' | '.join([link, markdown(quoted(each.baseline)), *decided, left, each.missed_gate])} |")
     return "\n".join(lines)
