@@ -731,7 +731,8 @@ def dashboard(options: "Namespace") -> Answer:
     """Serve MLflow's pages until Ctrl-C."""
     from harness.dashboard import dashboard as serve
 
-    _say("MLflow is starting, which takes some seconds …")
+    if (options.results / "mlflow.db").is_file():
+        _say("MLflow is starting, which takes some seconds …")
     # The links are the answer, wanted while the command runs: until it ends, the command line sends stdout to stderr.
     with serve(options.results, options.port) as served, redirect_stdout(sys.__stdout__):
         _say(f"MLflow at {served.address}, for this machine only; Ctrl-C ends it")

@@ -263,7 +263,7 @@ def test_every_spec_class_has_golden_outputs() -> None:
             yield from subclasses(sub)
 
     kept = {kind for entry in golden().values() for kind in entry["versions"]}
-    no_part_of_a_run = ("harness.study", "harness.presets", "harness.space")
+    no_part_of_a_run = ("harness.study", "harness.presets", "harness.space", "harness.match")
     specs = {s for s in subclasses(Spec) if not is_foreign(s) and s.__module__ not in no_part_of_a_run}
     ours = {s.__name__ for s in specs if not isabstract(s)}
     bases = {s.__name__ for s in subclasses(Level) if Level in s.__bases__} | {"Level"}

@@ -651,10 +651,19 @@ def test_a_tie_at_the_ceiling_is_bounded_not_called_equal(tmp_path: Path) -> Non
 
 
 def test_seeds_needed_are_the_fewest_that_can_decide_where_nothing_else_is_known(tmp_path: Path) -> None:
-    for seeds, needed in ((3, 6), (6, 10_000)):  # every score is the same
-        data = study_by_hand(tmp_path / str(seeds), ("a", "b"), axes=("model.position",), seeds=seeds).data
+    for seeds, needed in ((4, 6), (6, 10_000)):  # as often better as worse, and no margin is as small
+        data = study_by_hand(
+            tmp_path / str(seeds), ("a", "b"), axes=("model.position",), seeds=seeds, margin=1e-9,
+            score=lambda variant, task, seed: 0.5 + 0.2 * (variant == "b") * (-1) ** seed,
+        ).data  # fmt: skip
         write_report(data, data.folder)
         assert f" | ≥ {needed} |" in (data.folder / "report.md").read_text()
+
+
+def test_ties_ask_for_another_setting_and_not_for_seeds(tmp_path: Path) -> None:
+    data = study_by_hand(tmp_path, ("a", "b"), axes=("model.position",), seeds=6).data  # every score is the same
+    write_report(data, data.folder)
+    assert " | another setting |" in (data.folder / "report.md").read_text()
 
 
 def test_a_tie_is_no_note_to_a_difference_that_was_shown(tmp_path: Path) -> None:

@@ -239,15 +239,16 @@ def draw(rows: pd.DataFrame, folder: Path) -> None:
     power = rows[rows["kind"] == "power"].assign(
         found=lambda frame: frame["better"] / frame["studies"], size=lambda frame: frame["effect"] / SPREAD
     )
-    figure = Figure(figsize=(7, 3.2), layout="constrained")
-    for axes, (comparisons, group) in zip(
-        figure.subplots(1, 2, sharey=True), power.groupby("comparisons"), strict=True
-    ):
+    figure = Figure(figsize=(7.6, 3.2), layout="constrained")
+    both = figure.subplots(1, 2, sharey=True)
+    for axes, (comparisons, group) in zip(both, power.groupby("comparisons"), strict=True):
         sns.lineplot(group, x="size", y="found", hue="seeds", marker="o", palette="viridis", ax=axes)
         axes.set(
             title=f"{comparisons} comparison{'s' * (comparisons > 1)}", ylim=(-0.02, 1.02),
-            xlabel="true difference ÷ its standard deviation", ylabel="studies that find it",
+            xlabel="true difference ÷ its standard deviation", ylabel="studies that find one",
         )  # fmt: skip
+        axes.get_legend().remove()
+    figure.legend(*both[0].get_legend_handles_labels(), title="seeds", loc="outside center right", frameon=False)
     for suffix in ("png", "svg"):
         figure.savefig(folder / f"power.{suffix}", dpi=150)
 
@@ -336,7 +337,7 @@ def trained(path: Path, studies: int) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--studies", type=int, default=2000, help="of each kind")
+    parser.add_argument("--studies", type=int, default=1000, help="of each kind")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--publish", type=Path, default=ROOT / "results" / "reference" / "calibration")
     parser.add_argument("--train", action="store_true", help="train the runs that are split into two arms")
