@@ -147,7 +147,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a file in one step, so that a reader or a kill at any moment finds the old content or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error  # a folder without rights: name the file
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)

@@ -105,6 +105,11 @@ def test_a_failed_atomic_write_keeps_the_old_content(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 
+def test_where_no_file_can_be_made_the_error_names_the_one_that_was_meant() -> None:
+    with pytest.raises(OSError, match=r"'/proc/report\.md'"):
+        write_atomically(Path("/proc/report.md"), "new")
+
+
 def test_curves_leave_out_a_torn_line_and_a_second_telling(tmp_path: Path) -> None:
     path = tmp_path / "curves.jsonl"
     lines = [{"step": 10, "time": 1, "train/loss": 2.0}, {"step": 20, "time": 2, "train/loss": float("nan")}]

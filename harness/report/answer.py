@@ -172,7 +172,8 @@ def _undecided(comparison: pd.DataFrame, document: dict[str, Any]) -> str:
     if rows.empty:
         return ""
     fewest = fewest_seeds(len(comparison) * number_of_looks(document))
-    few = f" (no difference can be significant below {fewest} seeds here)" if rows["n_pairs"].max() < fewest else ""
+    is_few = rows["n_pairs"].max() < fewest and not document.get("pilot")  # a pilot's seeds decide nothing, many or few
+    few = f" (no difference can be significant below {fewest} seeds here)" if is_few else ""
     if len(rows) == len(comparison) and len(rows) > 1:
         return f"all {len(rows)} comparisons are undecided, which is no proof that the variants are equal{few}"
     arms, clauses = len(variants_of(document)) - 1, []
