@@ -7,16 +7,19 @@ from typing import Any
 import torch
 
 from harness.catalogue import spec_named
+from harness.cost import empty_model, parameters
 from harness.diagnostics import Finding, History, Subject, detect, examine, history_of, subject_of
+from harness.machine import available_memory
 from harness.module import TransformerModule
 from harness.record import RunRecord, read_curves
 from harness.results import existing, run_folders
 from harness.schema import UserError
 from harness.spec import RunSpec
-from harness.wording import in_words
+from harness.wording import in_words, quantity
 from tasks import Copy
 
 FILES = ("model.pt", "checkpoint.ckpt")  # weights, the latest first
+BYTES = 4 + 4 + 8 + 8  # a parameter: weight and gradient in fp32, and both in fp64
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,21 @@ def of_spec(name: str) -> Examined:
     own it is examined on copy.
 
     Raises:
-        UserError: neither a preset nor such a file.
+        UserError: neither a preset nor such a file; the model is too large for this machine.
     """
-    return Examined(name, subject_of(_run_spec(name)))
+    spec = _run_spec(name)
+    check_room(name, parameters(empty_model(spec.model, spec.task.vocab_size)))
+    return Examined(name, subject_of(spec))
+
+
+def check_room(name: str, count: int) -> None:
+    """Raise `UserError` where a model of so many parameters cannot be examined in the memory that is free."""
+    free = available_memory()
+    if free is not None and count * BYTES > free:
+        raise UserError(
+            f"{name}: to examine {quantity(count)} parameters takes some {count * BYTES / 2**30:.0f} GiB (weights and "
+            f"gradients, in two precisions), and {free / 2**30:.0f} GiB are free; examine a smaller model of its kind"
+        )
 
 
 def _run_spec(name: str) -> RunSpec:

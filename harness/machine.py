@@ -57,6 +57,14 @@ def commit() -> str:
     return head + "-dirty" * bool(head and git("status", "--porcelain", "--untracked-files=no"))
 
 
+def available_memory() -> int | None:
+    """Bytes that a process may still take without swapping; None where the system does not say."""
+    info = Path("/proc/meminfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else None
+
+
 def reset_peak_memory() -> None:
     """Start a new measurement of this process's peak memory, where the system can."""
     if CLEAR.exists():

@@ -7,11 +7,13 @@ import pytest
 import torch
 from faults.training import BROKEN
 
+import harness.diagnosis
 from harness import ModelSpec, RunSpec, TrainSpec, run
 from harness.cli import main
 from harness.components.position import RoPE
-from harness.diagnosis import of_run, of_spec
+from harness.diagnosis import check_room, of_run, of_spec
 from harness.diagnostics import DETECTORS, examine
+from harness.machine import available_memory
 from harness.schema import UserError
 from tasks import Copy, Lengths
 
@@ -83,6 +85,17 @@ def test_specs_with_and_without_a_task_and_presets(folder: Path, tmp_path: Path)
         assert not subject.trained
         assert subject.spec is not None
         assert subject.spec.task.kind == "Copy"
+
+
+def test_a_model_that_finds_no_room_is_refused_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(harness.diagnosis, "available_memory", lambda: 64 * 2**30)
+    assert main(["diagnose", "--spec", "llama-2-7b"]) == 2
+    assert "llama-2-7b: to examine 6.48 G parameters takes some 145 GiB" in capsys.readouterr().err
+    free = available_memory()
+    assert free is None or 2**20 < free < 2**45
+    check_room("any", 10**6)
 
 
 def test_the_command_says_what_alarms(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
