@@ -25,7 +25,7 @@ from harness.results import ENDED, load_study, planned_data
 from harness.schema import UserError, quoted, shown
 from harness.stats import fewest_seeds
 from harness.study import PILOT_SEED, Ablation, Device, Plan, earlier_plan, make_plan, name_store, survey, write_plan
-from harness.wording import listed
+from harness.wording import counted, listed
 
 if TYPE_CHECKING:
     from harness.tracking import Mirror
@@ -172,16 +172,27 @@ def reached(plan: Plan, folder: Path) -> Plan:
 
 
 def check_looks(plan: Plan, folder: Path) -> None:
-    """Raise `UserError` where a study has looked at its verdicts by another plan: its error rate holds for that one."""
+    """Raise `UserError` where the verdicts of these runs were looked at by another plan: its error rate holds for that
+    one, and to go on after a look that no plan had would raise it.
+    """
     before = earlier_plan(folder)
-    same = {run["fingerprint"] for run in before.get("runs", ())} & {cell.fingerprint for cell in plan.cells}
-    looks = before.get("looks")
-    if looks and same and looks != list(plan.looks):
-        raise UserError(
-            f"{plan.name} looks at its verdicts after {listed([str(look) for look in looks])} seeds, and its error "
-            f"rate holds for these alone: go on with --seeds {looks[0]} --until decided --cap {looks[-1]}, or name "
-            f"another folder with --results"
-        )
+    cells = {cell.fingerprint for cell in plan.cells}
+    ended = any(
+        run["fingerprint"] in cells and (folder / "runs" / run["fingerprint"] / "record.json").exists()
+        for run in before.get("runs", ())
+    )
+    looks = before.get("looks", [])
+    if not ended or looks == list(plan.looks):
+        return
+    if looks:
+        told = f"looks at its verdicts after {listed([str(look) for look in looks])} seeds"
+        remedy = f"go on with --seeds {looks[0]} --until decided --cap {looks[-1]}"
+    else:
+        told = f"was begun with {counted(len(before['seeds']), 'seed')} and without --until"
+        remedy = "go on without it"
+    raise UserError(
+        f"{plan.name} {told}, and its error rate holds for that alone: {remedy}, or name another folder with --results"
+    )
 
 
 def left_out(plan: Plan, folder: Path) -> list[str]:

@@ -110,7 +110,7 @@ def nearest_value(cost: Callable[[int], int], possible: Callable[[int], bool], t
     """The possible whole number, 1 at least, whose cost is nearest to a target, of two the smaller. `cost` rises with
     it; `start` is possible.
     """
-    low, high = 0, start
+    low, high = 0, max(1, start)
     while cost(high) <= target:
         beyond = _possible(possible, high, 4 * high)
         if beyond is None or cost(beyond) <= cost(high):  # there is no more, or it would change nothing

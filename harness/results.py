@@ -106,7 +106,7 @@ class StudyData:
         terms = {key: self.document[key] for key in ("baseline", "margin", "higher_is_better")}
         against, looks = self.document.get("against", {}), self.document.get("looks")
         if looks:
-            compared = compare_in_turn(self.primary(), **terms, looks=looks, against=against)
+            compared = compare_in_turn(self.primary(), **terms, looks=looks, against=against, ended=self._ended())
         else:
             compared = compare(self.primary(), **terms, against=against)
         return compared.assign(verdict="undecided") if self.is_pilot else compared
@@ -115,6 +115,14 @@ class StudyData:
         """`stats.ceilings` on the primary scores."""
         baseline, margin, against = self.document["baseline"], self.document["margin"], self.document.get("against", {})
         return ceilings(self.primary(), baseline, margin, against=against)
+
+    def _ended(self) -> dict[tuple[str, str], int]:
+        """Of (variant, task), how many seeds have ended before the first that has not."""
+        found = {}
+        for (variant, task), runs in self.runs.groupby(["variant", "task"], sort=False):
+            ended = runs.sort_values("seed")["status"].isin(ENDED).to_numpy()
+            found[str(variant), str(task)] = int(np.logical_and.accumulate(ended).sum())
+        return found
 
     @property
     def metric(self) -> str:

@@ -110,6 +110,7 @@ def compare_in_turn(
     higher_is_better: bool = True,
     alpha: float = 0.05,
     against: Mapping[str, str] | None = None,
+    ended: Mapping[tuple[str, str], int] | None = None,
 ) -> pd.DataFrame:
     """Compare after the first `looks[0]` seeds, then after `looks[1]`, and so on, until each comparison is decided.
 
@@ -118,34 +119,49 @@ def compare_in_turn(
     Holm's correction at a look counts the comparisons that earlier looks found *better* or *worse* as rejected, so
     that their share passes on, and those found *equivalent* as not to be rejected (Maurer and Bretz 2013, for group
     sequential tests). The family-wise error of *better* and *worse* over all looks stays below α, because no look
-    spends more than its share; *equivalent* is wrong in at most α of the cases, for the same reason.
+    spends more than its share; looking several times makes *equivalent* no more often wrong than `compare` is.
+
+    `ended` says of (variant, task) how many of the first seeds have ended, whatever became of them; all, where it says
+    nothing. A look that is not complete for both arms of a comparison decides nothing about it: it stays *undecided*.
 
     Returns and raises what `compare` does. `p_holm` is also multiplied by the number of looks, so that it stands
     against α as ever. A further column, `looked`, is the number of seeds at the last look that the row had.
     """
     if not looks or list(looks) != sorted(set(looks)) or looks[0] < 1:
         raise UserError(f"looks: must be increasing numbers of seeds, not {list(looks)}.")
-    order = np.sort(scores["seed"].unique()) if "seed" in scores.columns else np.empty(0)
+    _pair(scores, baseline, margin, alpha, against)  # what is wrong with any of the scores is said at once
+    order = np.sort(scores["seed"].unique())
     settled: dict[tuple[str, str], Any] = {}  # rows of a table
     table = pd.DataFrame()
     for seeds in looks:
-        seen = scores[scores["seed"].isin(order[:seeds])] if len(order) else scores
+        seen = scores[scores["seed"].isin(order[:seeds])]
         rows = [_summarise(arms, margin) for arms in _pair(seen, baseline, margin, alpha, against)]
         before = [settled.get((row.arms.variant, row.arms.task)) for row in rows]
+        waits = [not _complete(row.arms, seeds, baseline, against or {}, ended or {}) for row in rows]
         p = [
-            row.p if past is None else float(past["verdict"] == "equivalent")
-            for row, past in zip(rows, before, strict=True)
+            (1.0 if waiting else row.p) if past is None else float(past["verdict"] == "equivalent")
+            for row, past, waiting in zip(rows, before, waits, strict=True)
         ]
         corrected = np.minimum(1.0, holm(p) * len(looks))
         table = _table(rows, corrected, margin, higher_is_better, alpha, looks=len(looks)).assign(looked=seeds)
         for index, past in enumerate(before):
             if past is not None:
                 table.loc[index] = past
+            elif waits[index]:
+                table.loc[index, "verdict"] = "undecided"
             elif table.at[index, "verdict"] != "undecided":
                 settled[rows[index].arms.variant, rows[index].arms.task] = table.loc[index].copy()
         if len(settled) == len(rows) or seeds >= len(order):
             break
     return table
+
+
+def _complete(
+    arms: _Arms, seeds: int, baseline: str, against: Mapping[str, str], ended: Mapping[tuple[str, str], int]
+) -> bool:
+    """Whether both arms of a comparison have ended for so many seeds."""
+    both = (arms.variant, against.get(arms.variant, baseline))
+    return all(ended.get((variant, arms.task), seeds) >= seeds for variant in both)
 
 
 def _table(

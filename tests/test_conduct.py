@@ -218,9 +218,8 @@ def test_a_study_until_decided_goes_on_where_it_was_interrupted(tmp_path: Path) 
         variants={"sinusoidal": {}, "none": small().variants["none"]}, tasks={"copy": small().tasks["copy"]},
         margin=0.0001, budgets={"smoke": Budget(seeds=2, changes={"train.steps": 10})},
     )  # fmt: skip
-    run_study(ablation, name="small", budget="smoke", results=tmp_path)
     run_study(ablation, name="small", budget="smoke", cap=4, results=tmp_path, display=(watcher := Watcher()))
-    assert len(watcher.ended) == 4
+    assert len(watcher.ended) == 8
     for record in list((tmp_path / "small/runs").glob("*/record.json"))[:1]:
         record.unlink()
     run_study(ablation, name="small", budget="smoke", cap=4, results=tmp_path, display=(watcher := Watcher()))
@@ -241,6 +240,11 @@ def test_a_cap_that_leaves_no_second_look_and_a_pilot_are_refused(tmp_path: Path
     with pytest.raises(UserError, match="a pilot decides nothing"):
         run_study(small(), budget="smoke", cap=8, pilot=True, results=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_study_that_was_looked_at_without_until_does_not_go_on_with_it(finished: tuple[Path, Watcher]) -> None:
+    with pytest.raises(UserError, match=r"was begun with \d seeds and without --until.*go on without it"):
+        run_study(small(), name="small", budget="smoke", cap=8, results=finished[0])
 
 
 def test_runs_of_more_seeds_that_a_plan_leaves_out_are_named(finished: tuple[Path, Watcher]) -> None:

@@ -498,6 +498,23 @@ def test_equivalence_at_a_look_has_its_share_of_the_error_rate():
     assert plain == shared
 
 
+def test_a_look_that_is_not_complete_decides_nothing():
+    scores = study(
+        {"base": noisy(0, 0.5, seeds=16), "far": noisy(1, 0.9, seeds=16), "farther": noisy(2, 1.5, seeds=16)}
+    )
+    looks = [8, 16]
+    for ended, verdicts in (
+        ({}, ["better", "better"]),
+        ({("far", "copy"): 7}, ["undecided", "better"]),
+        ({("base", "copy"): 7}, ["undecided", "undecided"]),
+        ({("far", "copy"): 8}, ["better", "better"]),  # the first look was complete, and is enough
+    ):
+        found = compare_in_turn(scores, "base", 0.1, looks, ended=ended)
+        assert found["verdict"].tolist() == verdicts
+    against = compare_in_turn(scores, "base", 0.1, looks, against={"farther": "far"}, ended={("far", "copy"): 7})
+    assert against["verdict"].tolist() == ["undecided", "undecided"]
+
+
 def test_undecided_in_turn_asks_for_seeds_beyond_the_last_look():
     scores = study({"base": noisy(0, 0.5), "same": noisy(1, 0.5)})
     row = only(compare_in_turn(scores, "base", 0.001, [4, 8]))

@@ -163,6 +163,8 @@ def _of_study(evidence: OfStudy, records: Records) -> list[Found]:
     }
     tasks = evidence.tasks or tuple(study.facts["tasks"])
     found = [readers[type(evidence)](evidence, study, task) for task in tasks]
+    looks = max(1, len(study.facts.get("looks") or ()))  # each had its share of the error rate
+    found = [each if each.p is None else replace(each, p=min(1.0, looks * each.p)) for each in found]
     return found if len(study.facts["tasks"]) > 1 else [replace(each, where="") for each in found]
 
 

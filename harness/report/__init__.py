@@ -194,8 +194,8 @@ def _moment(seconds: float) -> str:
 
 def _provenance(found: Findings) -> str:
     document = found.document
-    named = ("study", "question", "claims", "baseline", "tasks", "command", "budget", "seeds")
-    facts = {name: document.get(name) for name in named}
+    named = ("study", "question", "claims", "baseline", "tasks", "command", "budget", "seeds", "looks")
+    facts = {name: document[name] for name in named if name in document}
     environment = found.data.environment
     facts |= {"commit": environment["commit"], "environment": environment, **_times(found)}
     facts |= {"scored": score_phrase(document), "outcomes": outcome_counts(found.data)}

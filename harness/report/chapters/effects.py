@@ -52,7 +52,11 @@ class Effect:
 
 def levels_of(document: Mapping[str, Any]) -> dict[Levels, str]:
     """The variant at each point of the axes' grid, by its levels, for axes that vary."""
-    own = {name: document["differences"].get(name, {}) for name in variants_of(dict(document))}
+    solved = (document.get("match") or {}).get("field")  # of matched variants: it follows from the others
+    own = {
+        name: {path: value for path, value in document["differences"].get(name, {}).items() if path != solved}
+        for name in variants_of(dict(document))
+    }
     points = {
         name: tuple(
             canonical_json({path: value for path, value in fields.items() if is_within(path, [axis])})
