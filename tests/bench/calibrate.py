@@ -359,7 +359,9 @@ def main() -> int:
         seconds=time.monotonic() - begun,
         machine=environment()["cpu"],
         commit=commit(),
-        passed=f"None of {len(judged)} kinds is shown to break it." if failed.empty else f"**{len(failed)} kinds do not keep it.**",
+        passed=f"**{len(failed)} kinds break it.**"
+        if len(failed)
+        else f"None of {len(judged)} kinds is shown to break it.",
         scatter=percent(1.96 * np.sqrt(ALPHA * (1 - ALPHA) / given.studies)),
         errors=errors_table(rows),
         edges=edges_table(rows),
