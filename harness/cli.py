@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness import commands
-from harness.commands import Answer
+from harness.commands import INTERRUPTED, Answer
 from harness.schema import UserError, nearest
 from harness.wording import full_disk
 
-REFUSED, BUG, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141
+REFUSED, BUG, BROKEN_PIPE = 2, 70, 141
 
 EPILOG = """exit codes: 0 done; 1 the study finished with failed runs (diagnose, doctor: something is wrong; sweep: a
 variant has no setting that trains; sync: something was not delivered; status of all: a plan is corrupt); 2 a mistake in

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.locks import holder
-from harness.record import read_plan
+from harness.record import has_record, read_plan
 from harness.schema import UserError, nearest, quoted
 from harness.wording import STATUSES, decimal, listed
 
@@ -365,7 +365,7 @@ def _progress(folder: Path) -> dict[str, Any]:
         plan = read_plan(folder)
     except UserError as error:
         return {"error": str(error)}
-    ended = sum((folder / "runs" / run["fingerprint"] / "record.json").exists() for run in plan["runs"])
+    ended = sum(has_record(folder, run["fingerprint"]) for run in plan["runs"])
     running = holder(folder / "lock")
     return {"budget": plan["budget"], "runs": len(plan["runs"]), "ended": ended, "running": running}
 

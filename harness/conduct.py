@@ -20,7 +20,7 @@ import torch
 from harness.cost import check_countable
 from harness.engine import Ended, Event, Job, LocalEngine, heeded_signals
 from harness.locks import holder, signed
-from harness.record import RunRecord
+from harness.record import RunRecord, has_record
 from harness.results import ENDED, load_study, planned_data
 from harness.schema import UserError, quoted, shown
 from harness.stats import fewest_seeds
@@ -139,8 +139,7 @@ def run_study(
     make_writable(folder)
     with locked(folder, plan.name), heeded() as signals:
         check_looks(plan, folder)
-        plan = reached(plan, folder)
-        states, notices = survey(plan, folder)
+        plan, states, notices = reached(plan, folder)
         notices += left_out(plan, folder)
         notices += unexamined(states, folder) if diagnose else []
         display.begin(plan, states, notices + undecidable(plan))
@@ -156,19 +155,23 @@ def run_study(
         write_plan(plan, folder, invocation)
         work = rounds(plan, states, folder, display, invocation, diagnose=diagnose)
         mirrored(mirror, work, resolve_jobs(jobs, plan.device), display, folder, signals)
-        return Outcome(folder, dict(Counter(survey(reached(plan, folder), folder)[0].values())), signals.came)
+        _, states, _ = reached(plan, folder)
+        return Outcome(folder, dict(Counter(states.values())), signals.came)
 
 
-def reached(plan: Plan, folder: Path) -> Plan:
-    """A plan that looks at what is decided (`Plan.looks`), at its first look whose runs have not all ended, or where it
-    stops. One that does not is as it was.
+def reached(plan: Plan, folder: Path) -> tuple[Plan, dict[str, str], list[str]]:
+    """A plan, the states of its runs, and notices (`survey`). One that looks at what is decided (`Plan.looks`) is that
+    at its first look whose runs have not all ended, or where it stops.
     """
-    while plan.looks and all(state in ENDED for state in survey(plan, folder)[0].values()):
+    states, notices = survey(plan, folder)
+    while plan.looks and all(state in ENDED for state in states.values()):
         wider = plan.further(planned_data(folder, plan.document({})).compare())
         if wider is None:
             break
         plan = wider
-    return plan
+        states, more = survey(plan, folder)
+        notices += [notice for notice in more if notice not in notices]
+    return plan, states, notices
 
 
 def check_looks(plan: Plan, folder: Path) -> None:
@@ -178,8 +181,7 @@ def check_looks(plan: Plan, folder: Path) -> None:
     before = earlier_plan(folder)
     cells = {cell.fingerprint for cell in plan.cells}
     ended = any(
-        run["fingerprint"] in cells and (folder / "runs" / run["fingerprint"] / "record.json").exists()
-        for run in before.get("runs", ())
+        run["fingerprint"] in cells and has_record(folder, run["fingerprint"]) for run in before.get("runs", ())
     )
     looks = before.get("looks", [])
     if not ended or looks == list(plan.looks):
@@ -201,7 +203,7 @@ def left_out(plan: Plan, folder: Path) -> list[str]:
     cells = {cell.fingerprint for cell in plan.cells}
     runs = before.get("runs", [])
     more = [run for run in runs if run["fingerprint"] not in cells]
-    ended = sum((folder / "runs" / run["fingerprint"] / "record.json").exists() for run in more)
+    ended = sum(has_record(folder, run["fingerprint"]) for run in more)
     if not ended or plan.looks or not cells < {run["fingerprint"] for run in runs}:
         return []
     return [f"{ended} runs of more seeds have ended and are left out; --seeds {len(before['seeds'])} counts them"]
@@ -209,7 +211,7 @@ def left_out(plan: Plan, folder: Path) -> list[str]:
 
 def rounds(
     plan: Plan,
-    states: Mapping[str, str],
+    states: dict[str, str],
     folder: Path,
     display: Display,
     invocation: dict[str, str],
@@ -218,11 +220,14 @@ def rounds(
 ) -> Iterator[list[Job]]:
     """The runs that are left of a plan in these states; of one that looks at what is decided, look by look."""
     yield jobs_of(plan, states, folder, diagnose=diagnose)
-    while (wider := reached(plan, folder)) != plan:
-        notice = f"what is undecided after {len(plan.seeds)} seeds gets more"
-        plan, states = wider, survey(wider, folder)[0]
+    while True:
+        wider, states, notices = reached(plan, folder)
+        if wider == plan:
+            return
+        notices.append(f"what is undecided after {len(plan.seeds)} seeds gets more")
+        plan = wider
         write_plan(plan, folder, invocation)
-        display.begin(plan, dict(states), [notice])
+        display.begin(plan, states, notices)
         yield jobs_of(plan, states, folder, diagnose=diagnose)
 
 

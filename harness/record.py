@@ -164,6 +164,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         raise
 
 
+def has_record(folder: Path, fingerprint: str) -> bool:
+    """Whether a run of a study has left its record."""
+    return (folder / "runs" / fingerprint / "record.json").exists()
+
+
 def read_plan(folder: Path) -> dict[str, Any]:
     """The content of a study's `study.json`.
 

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,11 @@ from harness.stats import ceilings, compare, compare_in_turn
 ENDED = ("finished", "diverged", "out_of_memory", "failed")
 LEARNING_TIME = "learning_time"
 IN_DISTRIBUTION = "eval/in_distribution"
+
+
+def number_of_looks(document: Mapping[str, Any]) -> int:
+    """How many times the study may look at what is decided, each time with that share of the error rate."""
+    return max(1, len(document.get("looks", ())))
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def compare_in_turn(
         seen = scores[scores["seed"].isin(order[:seeds])]
         rows = [_summarise(arms, margin) for arms in _pair(seen, baseline, margin, alpha, against)]
         before = [settled.get((row.arms.variant, row.arms.task)) for row in rows]
-        waits = [not _complete(row.arms, seeds, baseline, against or {}, ended or {}) for row in rows]
+        waits = [not _complete(row.arms, seeds, ended or {}) for row in rows]
         p = [
             (1.0 if waiting else row.p) if past is None else float(past["verdict"] == "equivalent")
             for row, past, waiting in zip(rows, before, waits, strict=True)
@@ -156,12 +156,9 @@ def compare_in_turn(
     return table
 
 
-def _complete(
-    arms: _Arms, seeds: int, baseline: str, against: Mapping[str, str], ended: Mapping[tuple[str, str], int]
-) -> bool:
+def _complete(arms: _Arms, seeds: int, ended: Mapping[tuple[str, str], int]) -> bool:
     """Whether both arms of a comparison have ended for so many seeds."""
-    both = (arms.variant, against.get(arms.variant, baseline))
-    return all(ended.get((variant, arms.task), seeds) >= seeds for variant in both)
+    return all(ended.get((variant, arms.task), seeds) >= seeds for variant in (arms.variant, arms.reference))
 
 
 def _table(
@@ -228,7 +225,7 @@ def contrasts(
             scored = ~np.isnan(grid[list(arm), j]).any(axis=0)
             ours = sum((w * grid[i, j, scored] for i, w in arm.items() if w > 0), start=np.zeros(int(scored.sum())))
             theirs = sum((-w * grid[i, j, scored] for i, w in arm.items() if w < 0), start=np.zeros(int(scored.sum())))
-            row = _summarise(_Arms(name, task, ours, theirs, has_ends), margin / size)
+            row = _summarise(_Arms(name, "", task, ours, theirs, has_ends), margin / size)
             rows.append(replace(row, mean=row.mean * size, spread=row.spread * size, tied_mean=row.tied_mean * size))
     corrected = np.minimum(1.0, holm([row.p for row in rows]) * looks)
     return _table(rows, corrected, margin, higher_is_better, alpha, looks=looks)
@@ -352,6 +349,7 @@ class _Arms:
     """The scores of one variant and of what it is compared with on one task, seed by seed."""
 
     variant: str
+    reference: str  # empty of a contrast, which has several
     task: str
     ours: Floats  # (n_pairs,)
     theirs: Floats  # (n_pairs,)
@@ -379,7 +377,8 @@ def _pair(
         for j, task in enumerate(tasks):
             paired = ~np.isnan(grid[i, j]) & ~np.isnan(grid[reference, j])
             if i != first:
-                arms.append(_Arms(variant, task, grid[i, j, paired], grid[reference, j, paired], has_ends))
+                ours, theirs = grid[i, j, paired], grid[reference, j, paired]
+                arms.append(_Arms(variant, variants[reference], task, ours, theirs, has_ends))
     return arms
 
 

@@ -26,7 +26,7 @@ from harness.cost import costs_by_length
 from harness.evaluate import GATE
 from harness.machine import commit, environment
 from harness.match import Match
-from harness.record import RunRecord, read_plan, set_aside, write_atomically
+from harness.record import RunRecord, has_record, read_plan, set_aside, write_atomically
 from harness.schema import Spec, UserError, is_foreign, is_within, nearest, source_file
 from harness.space import Space
 from harness.spec import ModelSpec, RunSpec, TrainSpec
@@ -290,9 +290,10 @@ class Plan:
             return None
         tasks, first = self.ablation.tasks, self.seeds[0]
         wanted = {(v, t): self.wanted.get((v, t), len(self.seeds)) for v in self.variants for t in tasks}
-        for variant, task in zip(undecided["variant"], undecided["task"], strict=True):
-            reference = self.ablation.against.get(variant, self.ablation.baseline)
-            wanted |= {(variant, task): seeds, (reference, task): seeds}
+        still = set(zip(undecided["variant"], undecided["task"], strict=True))
+        for task, variant, reference in self.comparisons():
+            if (variant, task) in still:
+                wanted |= {(variant, task): seeds, (reference, task): seeds}
         return replace(self, seeds=tuple(range(first, first + seeds)), wanted=wanted)
 
     @property
@@ -473,7 +474,7 @@ def survey(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:
     if (folder / "study.json").exists() and not earlier_plan(folder):
         kept = set_aside(folder / "study.json").name
         notices.append(f"{folder / 'study.json'} is corrupt; kept as {kept}, it is written anew")
-    if stale := stale_runs(plan, folder, lambda name: (folder / "runs" / name / "record.json").exists()):
+    if stale := stale_runs(plan, folder, lambda name: has_record(folder, name)):
         notices.append(f"{stale} earlier runs no longer fit their spec or result version; they are kept and done again")
     return states, notices
 

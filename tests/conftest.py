@@ -1,5 +1,6 @@
 """What every test gets: one torch thread, reproducible draws, a results folder of its own."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,16 @@ def results(tmp_path: Path) -> Path:
     folder = tmp_path / "results"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command in this process: exit code, stdout, stderr."""
+    from harness.cli import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return run

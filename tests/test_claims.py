@@ -41,7 +41,6 @@ from harness.claims.rules import (
     settle,
 )
 from harness.claims.tables import cell, number
-from harness.cli import main
 from harness.locate import ablation_files, find_ablation
 from harness.schema import UserError
 from harness.stats import compare, false_discovery, fewest_seeds
@@ -508,16 +507,6 @@ def test_publishing_repeats_itself(tmp_path: Path) -> None:
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Caller:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def test_every_claim_has_a_row(call: Caller) -> None:

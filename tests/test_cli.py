@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from harness import commands
-from harness.cli import main
 from harness.tracking import without_password
 
 ABLATION = '''
@@ -39,18 +38,6 @@ ablation = Ablation(
 
 FEW = "with 2 seeds no difference can be significant: its comparisons (1) need 6 (--seeds 6)"
 Caller = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Caller:
-    """Run a command in this process: exit code, stdout, stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def harness(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from small_study import plan, small
 
 from harness import run
-from harness.cli import main
 from harness.comparison import Run, Study, find, of_runs, of_studies, read_run, tables
 from harness.comparison.curve import LOST, Scale, binned, drawing
 from harness.comparison.differences import differing
@@ -336,15 +335,9 @@ def results(trained: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], results: Path) -> Caller:
+def call(call: Caller, results: Path) -> Caller:
     """Run `harness compare` in this process: exit code, stdout, stderr."""
-
-    def compare(*arguments: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(["compare", *map(str, arguments), "--results", str(results)])
-        return code, *capsys.readouterr()
-
-    return compare
+    return lambda *arguments: call("compare", *arguments, "--results", results)
 
 
 def prints(results: Path, study: str = "small") -> list[str]:

@@ -184,7 +184,7 @@ def test_a_study_until_decided_gives_more_seeds_to_what_is_open_and_to_nothing_e
     ablation = small(tasks={"copy": small().tasks["copy"]})
     first = make_plan("small", ablation, budget="smoke", seeds=8, device="cpu", cap=20)
     assert first.looks == (8, 16, 20)
-    assert reached(first, tmp_path) == first  # no run has ended
+    assert reached(first, tmp_path)[0] == first  # no run has ended
 
     def end(plan: Plan) -> None:
         """Every run ends; that of "none" is always better, that of "rope" now and then."""
@@ -198,16 +198,21 @@ def test_a_study_until_decided_gives_more_seeds_to_what_is_open_and_to_nothing_e
             )
 
     end(first)
-    second = reached(first, tmp_path)
+    second = reached(first, tmp_path)[0]
     counted = Counter(cell.variant for cell in second.cells)
     assert counted == {"sinusoidal": 16, "none": 8, "rope": 16}
     assert {cell.fingerprint for cell in first.cells} < {cell.fingerprint for cell in second.cells}
-    assert reached(second, tmp_path) == second
+    assert reached(second, tmp_path)[0] == second
     end(second)
-    third = reached(first, tmp_path)
+    third = reached(first, tmp_path)[0]
     assert Counter(cell.variant for cell in third.cells) == {"sinusoidal": 20, "none": 8, "rope": 20}
     end(third)
-    assert reached(first, tmp_path) == third  # the cap
+    torn = tmp_path / "runs" / first.cells[0].fingerprint / "record.json"
+    whole = torn.read_text()
+    torn.write_text("{")
+    assert "is corrupt" in " ".join(reached(first, tmp_path)[2])  # said, not only set aside
+    torn.write_text(whole)
+    assert reached(first, tmp_path)[0] == third  # the cap
     compared = planned_data(tmp_path, third.document({})).compare().set_index("variant")
     assert compared["verdict"].to_dict() == {"none": "better", "rope": "undecided"}
     assert compared["looked"].to_dict() == {"none": 8, "rope": 20}

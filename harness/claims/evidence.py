@@ -29,6 +29,7 @@ from harness.claims.rules import (
     Tabled,
 )
 from harness.claims.tables import cell, number
+from harness.results import number_of_looks
 from harness.schema import UserError
 from harness.sources import ROOT
 from harness.stats import clopper_pearson, compare, summary_interval
@@ -163,7 +164,7 @@ def _of_study(evidence: OfStudy, records: Records) -> list[Found]:
     }
     tasks = evidence.tasks or tuple(study.facts["tasks"])
     found = [readers[type(evidence)](evidence, study, task) for task in tasks]
-    looks = max(1, len(study.facts.get("looks") or ()))  # each had its share of the error rate
+    looks = number_of_looks(study.facts)  # each had its share of the error rate
     found = [each if each.p is None else replace(each, p=min(1.0, looks * each.p)) for each in found]
     return found if len(study.facts["tasks"]) > 1 else [replace(each, where="") for each in found]
 

@@ -9,13 +9,12 @@ from harness.report.tables import (
     bounds,
     ledger,
     missed_gate,
-    number_of_looks,
     outcome_counts,
     records,
     unequal_costs,
     variants_of,
 )
-from harness.results import LEARNING_TIME
+from harness.results import LEARNING_TIME, number_of_looks
 from harness.schema import quoted
 from harness.stats import fewest_seeds
 from harness.wording import (

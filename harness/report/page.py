@@ -15,7 +15,6 @@ from harness.report.tables import (
     Findings,
     at_unequal,
     deviations,
-    number_of_looks,
     records,
     reference_of,
     runs_table,
@@ -23,7 +22,7 @@ from harness.report.tables import (
     variants_of,
     versus,
 )
-from harness.results import IN_DISTRIBUTION, LEARNING_TIME
+from harness.results import IN_DISTRIBUTION, LEARNING_TIME, number_of_looks
 from harness.schema import flatten, is_within, quoted
 from harness.stats import MOST_SEEDS, fewest_seeds
 from harness.wording import (

@@ -47,11 +47,6 @@ def reference_of(document: dict[str, Any], variant: str) -> str:
     return str(document.get("against", {}).get(variant, document["baseline"]))
 
 
-def number_of_looks(document: dict[str, Any]) -> int:
-    """How many times the study may look at what is decided, each time with that share of the error rate."""
-    return max(1, len(document.get("looks", ())))
-
-
 def versus(document: dict[str, Any], variant: str) -> str:
     """A variant's name, and in brackets what it is compared with where that is not the baseline."""
     other = document.get("against", {}).get(variant)

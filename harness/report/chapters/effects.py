@@ -23,7 +23,8 @@ import pandas as pd
 from harness.report.blocks import Block, Cell, Table, Text
 from harness.report.chapters.chapter import Chapter
 from harness.report.figures import Picture
-from harness.report.tables import Findings, number_of_looks, records, variants_of
+from harness.report.tables import Findings, records, variants_of
+from harness.results import number_of_looks
 from harness.schema import canonical_json, is_within
 from harness.stats import contrasts
 from harness.wording import ABSENT, is_known, listed, plain, probability, with_interval
